@@ -417,8 +417,7 @@ def _predict(options: argparse.Namespace) -> None:
     }
     chosen = {name: getattr(options, name) for name in ("base_model", "device", "other_base")}
     bank = TaskBank(adapters, **chosen)
-    records = [saved.config.record for saved in adapters.values()]
-    recorded = [record.text_columns if record else None for record in records]
+    recorded = [saved.record.text_columns for saved in adapters.values()]
     if options.file is None:
         if options.texts == ["-"]:
             lines = [line.rstrip("\n") for line in sys.stdin]

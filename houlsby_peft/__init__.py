@@ -17,7 +17,12 @@ from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .placement.places import find_places
 from .record import Place
-from .registration import let_adapters_lack_tokens, register, replace_template
+from .registration import (
+    let_adapters_lack_tokens,
+    register,
+    replace_template,
+    undo_failed_loads,
+)
 
 
 if TYPE_CHECKING:
@@ -95,6 +100,7 @@ def _write_card(folder: Path) -> None:
 HoulsbyConfig.write_card = staticmethod(_write_card)
 replace_template(_write_card)
 let_adapters_lack_tokens()
+undo_failed_loads()
 
 
 def __getattr__(name: str) -> Any:

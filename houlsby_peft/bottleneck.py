@@ -1,6 +1,4 @@
-"""The bottleneck of Houlsby et al. 2019 (figure 2), what other kinds read, MAD-X's coupling: start
-reading here.
-"""
+"""The bottleneck of Houlsby et al. 2019, figure 2: start reading here."""
 
 from __future__ import annotations
 
@@ -14,31 +12,30 @@ from .config import PAPER_INIT_STD, HoulsbyConfig
 
 
 class Bottleneck(nn.Module):
-    """Two projections around a non-linearity, added to their input: `h +
-    up_proj(act(down_proj(h)))`.
+    """Two projections around a non-linearity, with a skip connection: `h + branch(h)`.
 
-    Houlsby et al. 2019, section 2.1 and figure 2. With width d and bottleneck size r it has 2rd + d
-    + r parameters. Other kinds of adapters read something else and add to the same output of the
-    sub-layer.
+    The branch is `scaling * up_proj(act(down_proj(h)))` (Houlsby et al. 2019, section 2.1 and
+    figure 2). A bottleneck of width d and size r has 2rd + d + r parameters. Adapters of other
+    kinds compute the branch from something else than h; see `residual.py`.
 
     Args:
-        width: The size d of the last dimension of the hidden states.
-        r: The bottleneck size, at least 1.
+        width: Size d of the last dimension of the hidden states.
+        r: Size of the bottleneck, at least 1.
         activation: A key of transformers' `ACT2FN`.
         dropout: Dropout probability on the branch; the paper uses 0.
-        init_std: Standard deviation of both projections, which start from a normal distribution
-            truncated at two standard deviations, with zero biases (section 3.6: 1e-2). With 0,
-            `up_proj` starts at zero and the module as the exact identity; `down_proj` then uses
-            1e-2, because two zero projections receive no gradient.
+        init_std: Standard deviation of both projections at the start. Their weights are drawn from
+            a normal distribution truncated at two standard deviations, their biases are zero
+            (section 3.6: 1e-2). With 0, `up_proj` is zero and the module is the identity;
+            `down_proj` then uses 1e-2, because two zero projections receive no gradient.
         init_weights: Whether to initialize as the paper does. False keeps PyTorch's default for
             linear layers, which is far from the identity.
-        kind: One of `KINDS`: what `read` is in a model.
-        scaling: Factor on the branch. "learned": a parameter of the shape (1,); "channel": of (d,). Both start at 1.
+        kind: One of `KINDS`: what the branch is computed from in a model.
+        scaling: Factor on the branch. "learned": a parameter of shape (1,), "channel": of shape
+            (d,). Both start at 1.
 
     Shape:
         - Input: `(..., d)`, any floating dtype.
-        - Output: the shape and dtype of the input; the branch is computed in the dtype of the
-          weights.
+        - Output: the shape and dtype of the input. The branch is computed in the weights' dtype.
     """
 
     def __init__(
@@ -58,17 +55,20 @@ class Bottleneck(nn.Module):
         self.activation_name = activation
         self.activation: nn.Module = ACT2FN[activation]
         self.up_proj = nn.Linear(r, width)
-        self.dropout = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
-        sizes = {"learned": 1, "channel": width}
-        self.scaling = (
-            nn.Parameter(torch.ones(sizes[scaling])) if isinstance(scaling, str) else float(scaling)
-        )
+        self.dropout: nn.Module = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
+        self.scaling: float | nn.Parameter
+        if scaling == "learned":
+            self.scaling = nn.Parameter(torch.ones(1))
+        elif scaling == "channel":
+            self.scaling = nn.Parameter(torch.ones(width))
+        else:
+            self.scaling = float(scaling)
         if init_weights:
             initialize(self.down_proj, self.up_proj, init_std)
 
     @classmethod
     def from_config(cls, config: HoulsbyConfig, width: int, r: int) -> Bottleneck:
-        """Return a new bottleneck of a size r with the options of a configuration."""
+        """Return a new bottleneck of size r with the options of a configuration."""
         return cls(
             width,
             r,
@@ -84,42 +84,44 @@ class Bottleneck(nn.Module):
         """Add the branch to the hidden states.
 
         Args:
-            hidden: Hidden states.
-            read: What the branch is computed from, of the same shape. None: the hidden states.
+            hidden: Hidden states, `(..., d)`.
+            read: What the branch is computed from, of the same shape. Default: the hidden states.
         """
-        branch = self.branch(to_weight(hidden if read is None else read, self.down_proj.weight))
+        if read is None:
+            read = hidden
+        branch = self.branch(to_weight(read, self.down_proj.weight))
         return hidden + branch.to(hidden)
 
     def branch(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return `scaling * up_proj(act(down_proj(hidden)))`, without the skip connection. Variants
-        override this.
-        """
+        """Return `scaling * up_proj(act(down_proj(hidden)))`, `(..., d)`; variants override it."""
         branch: torch.Tensor = self.dropout(self.up_proj(self.activation(self.down_proj(hidden))))
-        return (
-            branch
-            if isinstance(self.scaling, float) and self.scaling == 1
-            else branch * self.scaling
-        )
+        if isinstance(self.scaling, float) and self.scaling == 1:
+            return branch
+        return branch * self.scaling
 
 
 def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     """Move hidden states to the device and the dtype of a weight.
 
-    The weights may be float32 on a base in half precision. A shared module may serve layers on
-    several devices; accelerate brings in weights that are on the meta device when the module is
-    called.
+    The weights may be float32 on a base model in half precision. A shared bottleneck may serve
+    layers on several devices. Weights on the meta device are brought in by accelerate.
     """
     if not isinstance(weight, torch.Tensor):
         # A method, in the layers of torch.ao.quantization.quantize_dynamic, which expect float32.
         return hidden.float()
-    return hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype)
+    device = None if weight.is_meta else weight.device
+    return hidden.to(device=device, dtype=weight.dtype)
 
 
-def initialize(down: Any, up: Any, init_std: float) -> None:
-    for weight, std in ((down.weight, init_std or PAPER_INIT_STD), (up.weight, init_std)):
-        if std == 0:
-            nn.init.zeros_(weight)
-        else:
-            nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
-    nn.init.zeros_(down.bias)
-    nn.init.zeros_(up.bias)
+def initialize(down_proj: Any, up_proj: Any, init_std: float) -> None:
+    """Draw two projections from a normal distribution truncated at two standard deviations."""
+    _draw(down_proj, init_std or PAPER_INIT_STD)
+    _draw(up_proj, init_std)
+
+
+def _draw(projection: Any, std: float) -> None:
+    if std > 0:
+        nn.init.trunc_normal_(projection.weight, std=std, a=-2 * std, b=2 * std)
+    else:
+        nn.init.zeros_(projection.weight)
+    nn.init.zeros_(projection.bias)

@@ -1,52 +1,83 @@
-"""`HoulsbyConfig`: every option of the method, its rules, and how a configuration is saved and
-loaded.
-"""
+"""`HoulsbyConfig`: every option of the method, its rules, and how a configuration is saved."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from inspect import get_annotations
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
 from huggingface_hub.dataclasses import type_validator
 from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
 from .errors import shortened
-from .record import AdapterRecord, numbered
+from .record import AdapterRecord, SavedState, numbered
 from .registration import houlsby_peft_type
 from .weights import read_json, read_shapes
 
 
-# The kinds of adapters, which differ in what their bottlenecks read; see `SkipConnection.read`.
+# The kinds of adapters, which differ in what their branch is computed from; see `residual.py`.
 KINDS = ("houlsby", "pfeiffer", "parallel")
 POSITIONS = ("attention", "feed_forward", "cross_attention")
-# Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` still starts with this standard
-# deviation.
+# Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` starts with it nevertheless.
 PAPER_INIT_STD = 1e-2
-# The names of heads that PEFT's model classes always add to `modules_to_save`, by task type.
+# The names of heads that PEFT's model classes add to `modules_to_save`, by task type.
 HEADS_OF_PEFT = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
-# Options that neither decide which bottlenecks and norms an adapter has, nor what they compute.
-_WITHOUT_SHAPE = {"dropout", "init_std", "init_weights", "modules_to_save", "trainable_token_indices"} | {
-    "id2label", "problem_type", "two_layer_head"
-}  # fmt: skip
+# Options that do not decide what bottlenecks and norms an adapter has, and what they compute.
+_WITHOUT_SHAPE = {
+    "dropout",
+    "id2label",
+    "init_std",
+    "init_weights",
+    "modules_to_save",
+    "problem_type",
+    "trainable_token_indices",
+    "two_layer_head",
+}
+# What other methods and libraries call an option, and what to use here.
+_OTHER_NAMES = {
+    "adapter_dropout": "use dropout",
+    "adapter_size": "use r",
+    "bias": "leave it out, as a bottleneck always trains its biases",
+    "bottleneck_dim": "use r",
+    "bottleneck_size": "use r",
+    "layers": "use layers_to_transform",
+    "leave_out": "use layers_to_transform, which names the layers to adapt",
+    "ln_after": "use train_layer_norm",
+    "ln_before": "use train_layer_norm",
+    "lora_alpha": "use scaling, which is the factor itself and not divided by r",
+    "lora_dropout": "use dropout",
+    "non_linearity": "use activation",
+    "rank": "use r",
+    "reduction_factor": "use r, which is the model's width divided by this factor",
+}
 
 
 @dataclass
 class HoulsbyConfig(PeftConfig):
     """Configuration of Houlsby bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751).
+
+    Example:
+
+    ```py
+    >>> from peft import get_peft_model
+    >>> from transformers import AutoModelForSequenceClassification
+    >>> from houlsby_peft import HoulsbyConfig
+
+    >>> model = AutoModelForSequenceClassification.from_pretrained("bert-base-uncased")
+    >>> model = get_peft_model(model, HoulsbyConfig(r=64))
+    >>> shared = HoulsbyConfig(r=64, share_layers=3)  # one bottleneck per three layers
+    >>> upper = HoulsbyConfig(r=64, layers_to_transform=range(6, 12))  # the upper half alone
+    ```
 
     Args:
         r: Size of the bottleneck, at least 1. A bottleneck of width d has 2rd + d + r parameters.
@@ -68,32 +99,33 @@ class HoulsbyConfig(PeftConfig):
         target_modules: Modules whose output gets a bottleneck, as a list of name suffixes or a
             regular expression. None: the known or inferred places of the architecture, selected by
             `positions`.
-        exclude_modules: Modules that get no bottleneck and no trained norm, as a list of name
-            suffixes, which exclude what is inside these modules as well, or as a regular
-            expression, which must match the whole name.
+        exclude_modules: Modules to leave out: a list of name suffixes (with everything inside), or
+            a regular expression for the whole name.
         layers_to_transform: Index or indices of the layers to adapt. None: all layers.
-        layers_pattern: Name of the list of layers to adapt, if there are several; a regular expression, or several.
-        rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the module.
+        layers_pattern: Name of the list of layers to adapt, if there are several: a regular
+            expression, or a list of them.
+        rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression
+            of the module.
         modules_to_save: Further modules to train and save as a whole. A newly initialized task
-            head, or a pooler below it, is detected and trained automatically; an empty list
-            prevents that. Other modules that the checkpoint lacks, such as the head of a language
-            model, are named in the log.
+            head, or a pooler below it, is detected automatically; an empty list prevents that.
+            Other modules that the checkpoint lacks, such as the head of a language model, are named
+            in the log.
         trainable_token_indices: Tokens whose embeddings are trained and saved, as a list, or as a
             dict from names of embedding modules to lists. See PEFT's `LoraConfig`.
-        kind: What the bottleneck reads; each kind adds its branch to the output h of the sub-layer,
-            before the skip connection with its residual input x. "houlsby": h. "pfeiffer": LN(h +
-            x) or, in models that normalize before a sub-layer, h + x (Pfeiffer et al. 2021).
+        kind: What the branch is computed from. Every kind adds it to the sub-layer's output h,
+            before the skip connection with the residual input x. "houlsby": h. "pfeiffer":
+            LN(h + x) or, in models that normalize before a sub-layer, h + x (Pfeiffer et al. 2021).
             "parallel": x (He et al. 2022).
-        scaling: Factor on the bottleneck's branch: a number, "learned" for a trained one, or
-            "channel" for a trained one per channel. He et al. 2022 use 4 with parallel adapters.
+        scaling: Factor on the branch: a number, "learned" for a trained one, or "channel" for a
+            trained one per channel. He et al. 2022 use 4 with parallel adapters.
         invertible: "nice": add an invertible module after the embeddings, and its inverse before
             the output embedding of a language model head (MAD-X, Pfeiffer et al. 2020). None: add
             none.
         invertible_reduction_factor: Reduction factor of the invertible module, at least 0.25. Its
-            hidden layers have the embeddings' width / 2 / this factor units.
+            hidden layers have (embeddings' width / 2 / this factor) units.
         id2label: Names of the classes by number, from 0 on. The adapter then has a head of its own
-            with that many outputs, whatever the base model's head predicts. None: the head and the
-            labels of the base model.
+            with as many outputs, whatever the base model's head predicts. None: the base model's
+            head and labels.
         problem_type: "regression", "single_label_classification" or "multi_label_classification",
             as in transformers. None: the base model's.
         two_layer_head: Whether the adapter's head has a hidden layer (Mohebbi and Rajaei 2020; see
@@ -101,14 +133,13 @@ class HoulsbyConfig(PeftConfig):
         recorded: The record from a saved `adapter_config.json`. Not for users to set.
 
     Attributes:
-        record: What was recorded when the adapter was added to a model or read from its file: its
-            places, head, labels and base model. `dataclasses.replace` and
-            `HoulsbyConfig(**config.to_dict())` leave it behind. If one configuration is given for
-            several adapters, the later ones get copies with records of their own.
+        saved: What is known of the saved adapter that the configuration was read from, or saved
+            with. `dataclasses.replace` and `HoulsbyConfig(**config.to_dict())` leave it behind.
 
     Raises:
-        TypeError: A field has a value of another type.
-        ValueError: A value is out of its range, or does not go with another field; the message gives field and rule.
+        TypeError: A field is unknown, or has a value of another type.
+        ValueError: A value is out of its range or contradicts another field. The message gives the
+            field and its rule.
     """
 
     r: int = 64
@@ -141,107 +172,66 @@ class HoulsbyConfig(PeftConfig):
     # builds on this module.
     write_card: ClassVar[Callable[[Path], None] | None] = None
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> HoulsbyConfig:
+        """Explain the options of other methods, for which Python's own error has no remedy."""
+        for name in kwargs:
+            if name in _OTHER_NAMES:
+                raise TypeError(f"HoulsbyConfig has no option {name!r}: {_OTHER_NAMES[name]}.")
+        return super().__new__(cls)
+
     def __post_init__(self, recorded: dict[str, Any] | None) -> None:
         super().__post_init__()
         self.peft_type = houlsby_peft_type()
-        self.record: AdapterRecord | None = None
-        # The settings of a loaded adapter, as they were in its file.
-        self._loaded_settings: dict[str, Any] | None = None
-        # The shapes of the tensors in the file of a loaded adapter, by name, if they are known.
-        self.shapes_in_file: dict[str, torch.Size] | None = None
-        self._is_used = False
-        # Whether the adapter has been added to a model, but not yet its saved weights.
-        self.awaits_weights = False
-        for option in fields(self):
-            if option.name in OPTIONS:
-                setattr(
-                    self,
-                    option.name,
-                    _plain(getattr(self, option.name), is_count=option.type == "int"),
-                )
-        names: Any = self.positions
-        if names is None:
-            names = ("attention", "feed_forward") if self.kind == "houlsby" else ("feed_forward",)
-        names = names if isinstance(names, (list, tuple)) else [names]
-        unknown = [name for name in names if name not in POSITIONS]
-        self.positions = (*(name for name in POSITIONS if name in names), *unknown)
-        self.rank_pattern = {} if self.rank_pattern is None else self.rank_pattern
+        self.saved: SavedState | None = None
+        for name in OPTIONS:
+            setattr(self, name, _plain(getattr(self, name)))
+        self.r, self.share_layers = _count(self.r), _count(self.share_layers)
+        self.positions = _in_order(self.positions, self.kind)
+        if self.rank_pattern is None:
+            self.rank_pattern = {}
         if isinstance(self.id2label, dict):
             self.id2label = numbered(self.id2label)
         self._check()
-        # PEFT extends an empty list in place.
-        self._has_no_head = self.modules_to_save == []
+        if self.modules_to_save == []:
+            self.modules_to_save = _NoModules()
         if recorded is not None:
-            self._load_record(AdapterRecord.from_dict(recorded))
+            record = AdapterRecord.from_dict(recorded)
+            record.id2label = self.id2label or record.id2label
+            record.problem_type = self.problem_type or record.problem_type
+            self.saved = SavedState(record, self.settings())
 
     def _check(self) -> None:
-        for name in OPTIONS:
+        for name in sorted(OPTIONS):
             type_validator(f"HoulsbyConfig.{name}", getattr(self, name), _TYPES[name])
-        rules = {
-            "r": (self.r >= 1, "at least 1"),
-            "activation": (self.activation in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}"),
-            "dropout": (0 <= self.dropout < 1, "a probability in [0, 1)"),
-            "share_layers": (
-                self.share_layers >= 0,
-                "at least 0, where 0 shares nothing, 1 within a layer, and k across k consecutive layers",
-            ),
-            "init_std": (
-                0 <= self.init_std < 1e6,
-                "at least 0, which starts as the identity, and below a million",
-            ),
-            "positions": (
-                self.positions and set(self.positions) <= {*POSITIONS},
-                f"one or more of {POSITIONS}",
-            ),
-            "target_modules": (
-                self.kind == "houlsby" or self.target_modules is None,
-                f"None with kind={self.kind!r}, because only the table of architectures tells which module the input "
-                "of a sub-layer enters: select sub-layers with positions, layers_to_transform and exclude_modules",
-            ),
-            "rank_pattern": (
-                all(r >= 1 for r in self.rank_pattern.values())
-                and not (self.rank_pattern and self.share_layers),
-                "sizes of at least 1, and empty where bottlenecks are shared, unlike with share_layers=0",
-            ),
-            "modules_to_save": (
-                self.modules_to_save != [] or self.task_type not in HEADS_OF_PEFT,
-                f"not empty with task_type={self.task_type}, whose head PEFT always trains: leave task_type out",
-            ),
-            "scaling": (
-                isinstance(self.scaling, str) or 0 < abs(self.scaling) < 1e6,
-                "a number other than 0 and below a million, 'learned' or 'channel'",
-            ),
-            "invertible_reduction_factor": (
-                0.25 <= self.invertible_reduction_factor < math.inf,
-                "a number of at least 0.25",
-            ),
-            "id2label": (
-                self.id2label is None
-                or (self.id2label and set(self.id2label) == set(range(len(self.id2label)))),
-                "a dict from every number from 0 on to a name",
-            ),
-        }
-        for name, (is_valid, words) in rules.items():
-            if not is_valid:
-                raise ValueError(
-                    f"HoulsbyConfig.{name} must be {words}; got {shortened(repr(getattr(self, name)))}."
-                )
+        for name, (is_valid, rule) in _RULES.items():
+            if not is_valid(self):
+                value = shortened(repr(getattr(self, name)))
+                rule = rule.format(kind=self.kind, task_type=self.task_type)
+                raise ValueError(f"HoulsbyConfig.{name} must be {rule}; got {value}.")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that shape the adapter's weights, and what is computed with them."""
+        return {name: getattr(self, name) for name in SHAPE_OPTIONS}
+
+    @property
+    def loaded(self) -> SavedState | None:
+        """What is known of the saved adapter that the configuration was read from.
+
+        None: there is none, or the options have been changed since, for a new adapter.
+        """
+        if self.saved is None or self.saved.settings != self.settings():
+            return None
+        return self.saved
 
     def leave_out_heads_of_peft(self) -> None:
-        """Take back the heads that PEFT's class for a task adds to `modules_to_save`, from an
-        adapter without a head.
+        """Take back the heads that PEFT's class for a task adds to a saved adapter without one.
 
-        That is one whose user gave an empty list, or a loaded one whose record has no heads. The
-        class adds them to the configuration of every adapter of the model, whatever that adapter is
-        for.
+        The class adds them to the configuration of every adapter of the model.
         """
-        is_headless = self.is_loaded and self.record is not None and not self.record.heads
-        if self.modules_to_save and (self._has_no_head or is_headless):
-            empty: list[str] | None = [] if self._has_no_head else None
-            names = set().union(*HEADS_OF_PEFT.values())
-            self.modules_to_save = [
-                name for name in self.modules_to_save if name not in names
-            ] or empty
+        if self.loaded is None or self.loaded.record.heads or not self.modules_to_save:
+            return
+        heads = set().union(*HEADS_OF_PEFT.values())
+        self.modules_to_save = [name for name in self.modules_to_save if name not in heads] or None
 
     @classmethod
     def from_pretrained(
@@ -252,18 +242,19 @@ class HoulsbyConfig(PeftConfig):
         Args:
             pretrained_model_name_or_path: The adapter's folder, or its repository on the Hub.
             subfolder: A folder inside of it.
-            kwargs: Further arguments of PEFT's method, such as `revision`, `token` and `cache_dir`.
+            kwargs: Further arguments of PEFT's method, such as `revision`, `token`, `cache_dir`.
 
         Raises:
             ValueError: There is no configuration, one of its values breaks its rule, or the
                 folder's weights are in a pickled file only.
-            SafetensorError: The folder's weights are cut off or damaged.
+            SafetensorError: The folder's weights are truncated or damaged.
         """
         shapes = read_shapes(Path(pretrained_model_name_or_path, subfolder or ""))
         config: HoulsbyConfig = super().from_pretrained(
             pretrained_model_name_or_path, subfolder=subfolder, **kwargs
         )
-        config.shapes_in_file = shapes
+        saved = config.saved or SavedState(AdapterRecord())
+        config.saved = replace(saved, shapes=shapes)
         return config
 
     @classmethod
@@ -272,77 +263,103 @@ class HoulsbyConfig(PeftConfig):
         return read_json(Path(path_json_file))
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
-        """Save the configuration with the adapter's record and, beside the weights that PEFT has
-        saved, the card.
-        """
-        saved = self.to_dict()
+        """Save the configuration with the adapter's record and, if PEFT saves, the card."""
+        fields_of_file = self.to_dict()
         if kwargs.get("auto_mapping_dict") is not None:
-            saved["auto_mapping"] = kwargs["auto_mapping_dict"]
-        if self.record is not None:
-            saved["task_type"] = saved["task_type"] or self.record.task_type
-            saved["recorded"] = self.record.to_dict()
+            fields_of_file["auto_mapping"] = kwargs["auto_mapping_dict"]
+        if self.saved is not None:
+            fields_of_file["task_type"] = self.task_type or self.saved.record.task_type
+            fields_of_file["recorded"] = self.saved.record.to_dict()
+            if self.id2label:
+                fields_of_file["recorded"].pop("id2label", None)
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(saved, indent=2, sort_keys=True, ensure_ascii=False)
+        text = json.dumps(fields_of_file, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
-        # PEFT gives this argument. transformers does not; it writes the weights after the
-        # configuration, and no card.
+        # PEFT gives this argument, after it has saved the weights. transformers does not; it saves
+        # the weights afterwards, and no card.
         if "auto_mapping_dict" in kwargs and (write_card := type(self).write_card) is not None:
             write_card(folder)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the configuration is that of a saved or derived adapter, whose recorded places
-        are used.
-
-        A loaded configuration whose options have been changed is that of a new adapter.
-        """
-        return self._loaded_settings is not None and self._loaded_settings == self._settings()
-
-    @property
-    def labels(self) -> dict[int, str] | None:
-        """Names of the classes by number: the user's or the recorded ones; None if there are none."""
-        return self.id2label or (self.record.id2label if self.record else None)
-
-    @property
-    def kind_of_problem(self) -> str | None:
-        """The problem type: the user's or the recorded one; None if neither is known."""
-        return self.problem_type or (self.record.problem_type if self.record else None)
 
     def derived(
         self, record: AdapterRecord, places: list[dict[str, str]] | None = None, **changes: Any
     ) -> HoulsbyConfig:
-        """Return the configuration of a new adapter that is made from an existing one of this
-        configuration.
+        """Return the configuration of a new adapter that is made from an existing one.
 
-        Like a loaded adapter, it has the heads and labels of a record and, unless others are given,
-        its places.
+        Like a loaded adapter, it has the heads, labels and places of a record.
+
+        Args:
+            record: The record of the existing adapter.
+            places: Other places than the record's, as `fold_places` gives them.
+            changes: Options that differ.
         """
         config = replace(self, **changes)
-        config._load_record(replace(record, places=places or record.places))
+        record = replace(record, places=places or record.places)
+        config.saved = SavedState(record, config.settings())
         return config
 
-    def for_adapter(self) -> HoulsbyConfig:
-        """Return this configuration for an adapter that is added, or a copy if it already is
-        another adapter's.
-        """
-        config = self
-        if self._is_used:
-            config = copy.copy(self)
-            config.modules_to_save = copy.copy(self.modules_to_save)
-            config.record = self.record if self.is_loaded else None
-        config._is_used, config.awaits_weights = True, config.is_loaded
-        return config
 
-    def _load_record(self, record: AdapterRecord) -> None:
-        self.record, self._loaded_settings = record, self._settings()
+class _NoModules(list[str]):
+    """An empty list that stays empty: PEFT's class for a task adds its heads in place."""
 
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SHAPE_OPTIONS}
+    def extend(self, names: Iterable[str]) -> None:
+        pass
 
 
-# The options that PEFT's own configurations do not have, and those that decide what bottlenecks and
-# norms compute.
+# By field: whether its value is valid, and what it must be.
+_RULES: dict[str, tuple[Callable[[HoulsbyConfig], object], str]] = {
+    "r": (lambda config: config.r >= 1, "at least 1"),
+    "activation": (
+        lambda config: config.activation in ACT2FN,
+        f"one of {', '.join(sorted(ACT2FN))}",
+    ),
+    "dropout": (lambda config: 0 <= config.dropout < 1, "a probability in [0, 1)"),
+    "share_layers": (
+        lambda config: config.share_layers >= 0,
+        "at least 0, where 0 shares nothing, 1 within a layer, and k across k consecutive layers",
+    ),
+    "init_std": (
+        lambda config: 0 <= config.init_std < 1e6,
+        "at least 0, which starts as the identity, and below a million",
+    ),
+    "positions": (
+        lambda config: config.positions and set(config.positions) <= {*POSITIONS},
+        f"one or more of {POSITIONS}",
+    ),
+    "target_modules": (
+        lambda config: config.kind == "houlsby" or config.target_modules is None,
+        "None with kind={kind!r}, because only the table of architectures tells which module the "
+        "input of a sub-layer enters: select sub-layers with positions, layers_to_transform and "
+        "exclude_modules",
+    ),
+    "rank_pattern": (
+        lambda config: (
+            not (config.rank_pattern and config.share_layers)
+            and all(r >= 1 for r in config.rank_pattern.values())
+        ),
+        "sizes of at least 1, and empty where bottlenecks are shared, unlike with share_layers=0",
+    ),
+    "modules_to_save": (
+        lambda config: config.modules_to_save != [] or config.task_type not in HEADS_OF_PEFT,
+        "not empty with task_type={task_type}, whose head PEFT always trains: leave task_type out",
+    ),
+    "scaling": (
+        lambda config: isinstance(config.scaling, str) or 0 < abs(config.scaling) < 1e6,
+        "a number other than 0 and below a million, 'learned' or 'channel'",
+    ),
+    "invertible_reduction_factor": (
+        lambda config: 0.25 <= config.invertible_reduction_factor < math.inf,
+        "a number of at least 0.25",
+    ),
+    "id2label": (
+        lambda config: (
+            config.id2label is None
+            or (config.id2label and set(config.id2label) == set(range(len(config.id2label))))
+        ),
+        "a dict from every number from 0 on to a name",
+    ),
+}
+# The options that PEFT's own configurations do not have, and those that shape the weights.
 OPTIONS = {option.name for option in fields(HoulsbyConfig)} - {
     option.name for option in fields(PeftConfig)
 }
@@ -350,17 +367,30 @@ SHAPE_OPTIONS = sorted(OPTIONS - _WITHOUT_SHAPE)
 _TYPES = get_annotations(HoulsbyConfig, eval_str=True)
 
 
-def _plain(value: Any, is_count: bool = False) -> Any:
-    """Return a value as JSON holds it, with NumPy's numbers as Python's, and sets in an order."""
-    if isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        value = float(value)
-        return int(value) if is_count and value.is_integer() else value
+def _plain(value: Any) -> Any:
+    """Return a value as JSON holds it: of NumPy's numbers and arrays, Python's; of sets, lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
         value = sorted(value)
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple, range)) else value
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _count(value: Any) -> Any:
+    """Return a whole number of another type, as a search or JSON may give it, as an int."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole else value
+
+
+def _in_order(positions: Any, kind: str) -> Any:
+    """Return positions in their order in a layer; by default, those of the kind's publication."""
+    if positions is None:
+        return ("attention", "feed_forward") if kind == "houlsby" else ("feed_forward",)
+    if not isinstance(positions, (list, tuple)):
+        positions = [positions]
+    unknown = [name for name in positions if name not in POSITIONS]
+    return (*(name for name in POSITIONS if name in positions), *unknown)

@@ -14,22 +14,21 @@ from .layer import HoulsbyLayer
 
 
 class InvertibleCoupling(nn.Module):
-    """An invertible module for the embeddings of a language (MAD-X, Pfeiffer et al. 2020; NICE,
-    Dinh et al. 2015).
+    """An invertible module for the embeddings of a language.
 
-    Of hidden states (x1, x2), it makes y1 = x1 + F(x2) and y2 = x2 + G(y1). The inverse undoes this
-    exactly, whatever the networks F and G are. Both have two linear layers with an activation
-    between them.
+    MAD-X (Pfeiffer et al. 2020) uses it; it is a coupling of NICE (Dinh et al. 2015). Of hidden
+    states (x1, x2), it makes y1 = x1 + F(x2) and y2 = x2 + G(y1). The inverse undoes this exactly,
+    whatever F and G are. Both networks have two linear layers with an activation between them.
 
     Args:
-        width: The size d of the hidden states; x1 has d // 2 channels, x2 the rest.
+        width: Size d of the hidden states; x1 has d // 2 channels, x2 the rest.
         activation: A key of transformers' `ACT2FN`.
-        reduction_factor: By how much the layer inside F or G is narrower than its input.
+        reduction_factor: How much narrower the layer inside F or G is than its input.
         init_std, init_weights: See `Bottleneck`.
 
     Shape:
         - Input: `(..., d)`, any floating dtype.
-        - Output: the shape and dtype of the input; F and G compute in the dtype of their weights.
+        - Output: the shape and dtype of the input. F and G compute in their weights' dtype.
     """
 
     def __init__(
@@ -43,14 +42,8 @@ class InvertibleCoupling(nn.Module):
         super().__init__()
         self.sizes = (width // 2, width - width // 2)
 
-        def network(inputs: int, outputs: int) -> nn.Sequential:
-            inner = max(1, int(inputs // reduction_factor))
-            return nn.Sequential(
-                nn.Linear(inputs, inner), ACT2FN[activation], nn.Linear(inner, outputs)
-            )
-
-        self.F = network(self.sizes[1], self.sizes[0])
-        self.G = network(*self.sizes)
+        self.F = _network(self.sizes[1], self.sizes[0], activation, reduction_factor)
+        self.G = _network(self.sizes[0], self.sizes[1], activation, reduction_factor)
         if init_weights:
             initialize(self.F[0], self.F[2], init_std)
             initialize(self.G[0], self.G[2], init_std)
@@ -62,9 +55,7 @@ class InvertibleCoupling(nn.Module):
         return cls(width, config.activation, factor, config.init_std, config.init_weights)
 
     def forward(self, hidden: torch.Tensor, inverse: bool = False) -> torch.Tensor:
-        """Return the transformed hidden states or, with `inverse`, those that the transformed ones
-        come from.
-        """
+        """Transform hidden states; with `inverse`, undo the transformation."""
         # Not next(self.parameters()): the copies that DataParallel makes have none.
         first, second = to_weight(hidden, self.F[0].weight).split(self.sizes, dim=-1)
         if inverse:
@@ -76,11 +67,16 @@ class InvertibleCoupling(nn.Module):
         return torch.cat((first, second), dim=-1).to(hidden)
 
 
-class HoulsbyEmbedding(HoulsbyLayer):
-    """The end of the embeddings, followed by the coupling of the first active adapter (MAD-X).
+def _network(inputs: int, outputs: int, activation: str, reduction_factor: float) -> nn.Sequential:
+    """Return F or G."""
+    inner = max(1, int(inputs // reduction_factor))
+    return nn.Sequential(nn.Linear(inputs, inner), ACT2FN[activation], nn.Linear(inner, outputs))
 
-    Couplings do not compose: of several active adapters, only the first one's is used, if it has
-        one.
+
+class HoulsbyEmbedding(HoulsbyLayer):
+    """The last module of the embeddings, followed by the coupling of the first active adapter.
+
+    Couplings do not compose: those of further active adapters are not used.
     """
 
     most_applied = 1
@@ -89,22 +85,19 @@ class HoulsbyEmbedding(HoulsbyLayer):
     def run_adapter(
         self, adapter_name: str, hidden: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Apply the coupling of an adapter, or its inverse, if it has one."""
+        """Apply the coupling of an adapter, or its inverse, to hidden states `(..., d)`."""
         coupling = self.bottleneck(adapter_name)
-        result: torch.Tensor = (
-            hidden if coupling is None else coupling(hidden, inverse=self.is_inverse)
-        )
-        return result
+        if coupling is None:
+            return hidden
+        return coupling(hidden, inverse=self.is_inverse)  # type: ignore[no-any-return]
 
 
 class HoulsbyOutputEmbedding(HoulsbyEmbedding):
-    """The output embedding of a language model head, preceded by the inverse of the coupling after
-    the embeddings.
-    """
+    """Applies the inverse coupling before the output embedding of a language model head."""
 
     is_inverse = True
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self.base_layer(
-            hidden if self.disable_adapters else self._adapt(hidden), *args, **kwargs
-        )
+        if not self.disable_adapters:
+            hidden = self._adapt(hidden)
+        return self.base_layer(hidden, *args, **kwargs)

@@ -96,7 +96,7 @@ def export_onnx(
         tokenizer.init_kwargs["model_input_names"] = (
             tokenizer.model_input_names
         )  # otherwise not saved
-        lengths = cut_arguments(tokenizer, model, predictor.config)
+        lengths = cut_arguments(tokenizer, model, predictor.record)
         tokenizer.model_max_length = lengths.get("max_length", tokenizer.model_max_length)
         samples = _make_samples(model, tokenizer)
         with torch.inference_mode():
@@ -170,7 +170,7 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
         copied.delete_adapter(name)
     base: PreTrainedModel = copied.get_base_model()  # type: ignore[assignment]
     config = base.config
-    config.update(label_arguments(predictor.config))
+    config.update(label_arguments(predictor.record))
     config.dtype = torch.float32
     config.architectures = [type(base).__name__]
     for option in (
@@ -180,9 +180,9 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     ):  # whose tuples would be outputs
         if getattr(config, option, False):
             setattr(config, option, False)
-    record = predictor.config.record
+    record = predictor.record
     for name in ("null_threshold", "thresholds"):
-        if record is not None and getattr(record, name) is not None:
+        if getattr(record, name) is not None:
             setattr(config, name, getattr(record, name))
     return base
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -14,28 +12,27 @@ import torch
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .batching.batch import MixedBatch, hook_other_wrappers, run_mixed_batch
 from .batching.rows import RowFinder
 from .config import HoulsbyConfig
+from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
-from .heads.tasks import (
-    find_adapter_with_head,
-    label_facts,
-    use_labels,
-)
-from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, batch_of
+from .heads.tasks import find_adapter_with_head, label_facts, use_labels
+from .layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, batch_of, state_of
+from .modules import hold_batch_norms, release_batch_norms
 from .placement.places import is_norm
 from .placement.plan import Plan
+from .record import AdapterRecord, Place, SavedState
 from .registration import PREFIX
 from .residual import SkipConnection
 from .weights import FILE_PREFIX, check_at_hand, check_tensors
 
 
 class HoulsbyModel(BaseTuner):
-    """Adds Houlsby bottleneck adapters to a model; made by `get_peft_model(model,
-    HoulsbyConfig())`.
+    """Adds Houlsby bottleneck adapters to a model; `get_peft_model` makes it.
 
     Houlsby et al. 2019: the output of each sub-layer passes through a bottleneck before its skip
     connection. The bottlenecks, the norms of the adapted layers and the task head are trained;
@@ -46,7 +43,8 @@ class HoulsbyModel(BaseTuner):
         model: The base model, changed in place.
         peft_config: The `HoulsbyConfig`, or a dict of configurations by adapter name.
         adapter_name: Name of the adapter.
-        low_cpu_mem_usage: Create the adapter's weights on the meta device, to be replaced by loaded ones.
+        low_cpu_mem_usage: Create the adapter's weights on the meta device, to be replaced by loaded
+            ones.
         state_dict: Weights that are loaded later; see `inject_adapter`.
     """
 
@@ -62,13 +60,13 @@ class HoulsbyModel(BaseTuner):
     ) -> None:
         # As when a notebook's cell with `get_peft_model` runs again, of which PEFT warns.
         base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-        before = dict(getattr(base, "peft_config", {}))
+        configs_before = dict(getattr(base, "peft_config", {}))
         try:
             super().__init__(base, peft_config, adapter_name, **kwargs)  # type: ignore[arg-type]
         except Exception:
-            if before:  # PEFT has entered the new one
+            if hasattr(base, "peft_config"):  # PEFT has entered the new one
                 base.peft_config.clear()
-                base.peft_config.update(before)
+                base.peft_config.update(configs_before)
             raise
 
     def inject_adapter(
@@ -81,81 +79,104 @@ class HoulsbyModel(BaseTuner):
     ) -> None:
         """Add an adapter to the model. PEFT calls this when an adapter is created, added or loaded.
 
-        What can be refused is found out before the model is changed; if PEFT fails afterwards, the
-        adapter is removed. The places come from the configuration and, for a saved adapter, from
-        its record, not from `state_dict`, in which a shared bottleneck appears only at its owner.
+        An adapter of this name, as of an earlier `get_peft_model` on the same base model, is
+        replaced. If anything fails, nothing of the new adapter is left.
+
+        The places come from the configuration and, for a saved adapter, from its record. They do
+        not come from `state_dict`, in which a shared bottleneck appears only at its owner.
 
         Raises:
-            ValueError: There is nothing to adapt, or the name is taken.
+            ValueError: There is nothing to adapt, or the name cannot be given.
         """
-        config = self._own_adapters[adapter_name].for_adapter()
-        self.peft_config[adapter_name] = config
+        config = self._own_adapters[adapter_name]
         config.leave_out_heads_of_peft()
-        plan = self._plan = Plan(model, config)
+        self._plan = plan = Plan(model, config)
         plan.check(adapter_name)
         record = plan.new_record(adapter_name)
-        self._batches: dict[int, Batch] = next(
-            (layer.batches for layer in _tuner_layers(model)), {}
-        )
-        self._row_finder = RowFinder(model, self._batches)
-        self._trained_before = {
-            name for name, weight in model.named_parameters() if weight.requires_grad
-        }
-        active = [adapter_name] if adapter_name in self.active_adapters else []
+        self._state = state_of(model)
+        if adapter_name in self._state.records:
+            self._delete_earlier(adapter_name)
+        self._state.records[adapter_name] = record
+        self._row_finder = RowFinder(model, self._state.batches)
+        self._before = _Before(model)
         try:
-            # Before PEFT wraps modules to save: it finds our wrappers and uses them.
-            add_heads(model, plan.heads, adapter_name, active, self._batches)
-            # PEFT would match the patterns of sizes, only to warn of some. Those of a file may take
-            # forever.
-            self.peft_config[adapter_name] = without = copy.copy(config)
-            without.rank_pattern = {}
-            super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
-            self.peft_config[adapter_name] = config
-            # As PEFT does for its part: to activate the adapters in a layer also says which of its
-            # weights train.
-            training = (
-                [(weight, weight.requires_grad) for weight in model.parameters()]
-                if plan.couplings
-                else []
-            )
-            # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose
-            # weights stay theirs.
-            with init_empty_weights() if low_cpu_mem_usage else nullcontext():
-                # The owner first: some models, such as XLM-R's, hold the output embedding before
-                # the embeddings.
-                for key in sorted(plan.couplings, key=lambda key: plan.owners[key] != key):
-                    parent, _, name = key.rpartition(".")
-                    parts = (model.get_submodule(key), name, model.get_submodule(parent))
-                    self._create_and_replace(config, adapter_name, *parts, key)
-            for weight, requires_grad in training:
-                weight.requires_grad_(requires_grad)
-        except Exception:
-            self._remove(adapter_name)
-            raise
-        for name in plan.heads:
-            if not name.endswith(
-                tuple(config.modules_to_save or ())
-            ):  # which PEFT has taken care of
-                head: Any = model.get_submodule(name)
-                head.modules_to_save[adapter_name].requires_grad_(
-                    bool(active) and not config.inference_mode
+            self._add_heads(plan, adapter_name)
+            with _without_rank_pattern(config):
+                super().inject_adapter(
+                    model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage
                 )
-        hook_other_wrappers(model, self._batches)
-        config.record = record
-        # transformers disables the heads, but enables only the tuner layers.
-        heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
-        for layer in _tuner_layers(model):
-            layer.heads = heads
+            self._add_couplings(plan, adapter_name, low_cpu_mem_usage)
+            self._train_heads(plan, adapter_name)
+        except Exception:
+            self.remove_adapter(adapter_name)
+            raise
+        hook_other_wrappers(model, self._state.batches)
+        hold_batch_norms(model)
 
-    def _remove(self, adapter_name: str) -> None:
-        """Remove an adapter that could not be added or loaded, and with the only one all that
-        adapters have added.
+    def _add_heads(self, plan: Plan, adapter_name: str) -> None:
+        """Add heads before PEFT wraps modules to save: it finds our wrappers and uses them."""
+        active = [adapter_name] if adapter_name in self.active_adapters else []
+        add_heads(self.model, plan.heads, adapter_name, active, self._state.batches)
+        self._state.heads = [
+            module for module in self.model.modules() if isinstance(module, HoulsbyHead)
+        ]
+
+    def _train_heads(self, plan: Plan, adapter_name: str) -> None:
+        """Train or freeze the heads of which PEFT does not know, and so has left as they were."""
+        config = self.peft_config[adapter_name]
+        trains = adapter_name in self.active_adapters and not config.inference_mode
+        names_of_peft = tuple(config.modules_to_save or ())
+        for name in plan.heads:
+            if not name.endswith(names_of_peft):
+                head: Any = self.model.get_submodule(name)
+                head.modules_to_save[adapter_name].requires_grad_(trains)
+
+    def _add_couplings(self, plan: Plan, adapter_name: str, low_cpu_mem_usage: bool) -> None:
+        """Add the invertible module and its inverse.
+
+        PEFT does not look for them: it would warn of tied embeddings, whose weights stay as they
+        are.
         """
+        if not plan.couplings:
+            return
+        training = [(weight, weight.requires_grad) for weight in self.model.parameters()]
+        # The owner first: some models, such as XLM-R's, hold the output embedding before it.
+        with init_empty_weights() if low_cpu_mem_usage else nullcontext():
+            for key in sorted(plan.couplings, key=lambda key: plan.owners[key] != key):
+                self._create_and_replace(plan.config, adapter_name, *self._locate(key), key)
+        # To activate an adapter in a layer also says which of its weights train.
+        for weight, requires_grad in training:
+            weight.requires_grad_(requires_grad)
+
+    def _locate(self, key: str) -> tuple[nn.Module, str, nn.Module]:
+        """Return a module by its full name, its name in the parent, and the parent."""
+        parent, _, name = key.rpartition(".")
+        return self.model.get_submodule(key), name, self.model.get_submodule(parent)
+
+    def _delete_earlier(self, adapter_name: str) -> None:
+        """Delete an adapter that is added anew: its norms, head and tokens would be used again."""
+        for module in list(self.model.modules()):
+            if isinstance(module, HoulsbyTunerLayer):
+                module.set_adapter([])  # otherwise PEFT would warn that another one gets active
+                module.delete_adapter(adapter_name)
+            elif isinstance(module, AuxiliaryTrainingWrapper):
+                module.delete_adapter(adapter_name, new_active_adapters=[])
+
+    def remove_adapter(self, adapter_name: str) -> None:
+        """Remove the last added adapter, which could not be loaded, and all that it has changed."""
+        if adapter_name not in self.peft_config:
+            return
         self.delete_adapter(adapter_name)
+        self._before.restore(self.model)
         if not self.peft_config:
-            self.unload()
-            for name, weight in self.model.named_parameters():
-                weight.requires_grad_(name in self._trained_before)
+            release_batch_norms(self.model)
+            vars(self.model).pop("peft_config", None)
+
+    def unload(self) -> nn.Module:
+        """Restore the base model bit for bit, and return it."""
+        base: nn.Module = super().unload()
+        release_batch_norms(base)
+        return base
 
     def _prepare_adapter_config(  # type: ignore[override]
         self, peft_config: HoulsbyConfig, model_config: dict[str, Any]
@@ -165,7 +186,7 @@ class HoulsbyModel(BaseTuner):
     def _check_target_module_exists(  # type: ignore[override]
         self, peft_config: HoulsbyConfig, key: str
     ) -> Any:
-        if self._plan.config.record is not peft_config.record:  # of another adapter
+        if self._plan.config is not peft_config:
             self._plan = Plan(self.model, peft_config)
         return self._plan.match(key)
 
@@ -182,31 +203,35 @@ class HoulsbyModel(BaseTuner):
         plan, place = self._plan, self._plan.places[current_key]
         layer = target
         if not isinstance(layer, HoulsbyTunerLayer):
-            layer = plan.new_layer(target, place, self._batches)
+            layer = plan.new_layer(target, place, self._state)
         if isinstance(layer, HoulsbyLayerNorm):
             layer.update_layer(adapter_name)
         elif isinstance(layer, HoulsbyLayer) and plan.owners[current_key] == current_key:
             layer.update_layer(adapter_name, plan.new_bottleneck(place))
         elif isinstance(layer, HoulsbyLayer):
-            layer.share_layer(adapter_name, self.model.get_submodule(plan.owners[current_key]))
+            owner: Any = self.model.get_submodule(plan.owners[current_key])
+            layer.share_layer(adapter_name, owner)
         if isinstance(layer, HoulsbyLayer) and place.entry is not None and layer.skip is None:
-            # Its bottlenecks read the residual input of their sub-layer, and the norm after the
-            # sum.
-            norm_parent, _, norm = (place.norm or "").rpartition(".")
-            layer.skip = SkipConnection(
-                self.model.get_submodule(norm_parent) if norm else None, norm
-            )
-            entry_parent, _, name = place.entry.rpartition(".")
-            start = entry = self.model.get_submodule(place.entry)
-            if not isinstance(entry, HoulsbyTunerLayer):
-                kind = HoulsbyLayerNorm if is_norm(start) else HoulsbyLayer
-                entry = kind(start, batches=self._batches)
-                entry.set_adapter(self.active_adapters)
-                self._replace_module(self.model.get_submodule(entry_parent), name, entry, start)
-            entry.readers.append(layer)
+            self._connect(layer, place)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
         if layer is not target:
             self._replace_module(parent, target_name, layer, target)
+
+    def _connect(self, layer: HoulsbyLayer, place: Place) -> None:
+        """Let the bottlenecks of a layer read the residual input, and the norm after the sum."""
+        parent, _, norm = (place.norm or "").rpartition(".")
+        layer.skip = SkipConnection(self.model.get_submodule(parent) if norm else None, norm)
+        entry, name, parent_of_entry = self._locate(str(place.entry))
+        if isinstance(entry, HoulsbyTunerLayer):
+            entry.residual_users.append(layer)
+            return
+        if is_norm(entry):
+            wrapper: HoulsbyTunerLayer = HoulsbyLayerNorm(entry, self._state)
+        else:
+            wrapper = HoulsbyLayer(entry, state=self._state)
+        wrapper.residual_users.append(layer)
+        wrapper.set_adapter(self.active_adapters)
+        self._replace_module(parent_of_entry, name, wrapper, entry)
 
     def _replace_module(
         self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module
@@ -216,21 +241,24 @@ class HoulsbyModel(BaseTuner):
 
     def _check_merge_allowed(self) -> None:
         raise ValueError(
-            "Houlsby adapters cannot be merged into the base weights, because the bottleneck is non-linear. Keep the "
-            "adapter loaded (it adds a few percent to the base model's time), or call unload() to restore the base "
-            "model."
+            "Houlsby adapters cannot be merged into the base weights, because the bottleneck is "
+            "non-linear. Keep the adapter loaded (it adds a few percent to the base model's time), "
+            "or call unload() to restore the base model."
         )
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """Cast an adapter to float32 or, if that is not wanted, to the base model's dtype, whatever
-        the file's.
-        """
+        """Cast an adapter to float32 or, if that is not wanted, to the base model's dtype."""
         super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
         for module in self.model.modules():
             if isinstance(module, HoulsbyHead):
                 module.cast_adapter(adapter_name, autocast_adapter_dtype)
             elif isinstance(module, HoulsbyTunerLayer) and not autocast_adapter_dtype:
                 module.cast_to_base(adapter_name)
+
+    @property
+    def records(self) -> Mapping[str, AdapterRecord]:
+        """What is recorded of each adapter, by the adapter's name."""
+        return self._state.records
 
     @property
     def _own_adapters(self) -> dict[str, HoulsbyConfig]:
@@ -247,50 +275,52 @@ class HoulsbyModel(BaseTuner):
         Raises:
             ValueError: An adapter is unknown.
         """
-        unknown = {adapter_name} if isinstance(adapter_name, str) else set(adapter_name)
-        unknown -= set(self.peft_config)
-        if unknown:
+        names = {adapter_name} if isinstance(adapter_name, str) else set(adapter_name)
+        if unknown := names - set(self.peft_config):
             raise ValueError(
-                f"Only adapters of the model can be active, which are {', '.join(self.peft_config)}; got "
-                f"{', '.join(sorted(unknown))}. Add or load the others first."
+                f"Only adapters of the model can be active, which are "
+                f"{', '.join(self.peft_config)}; got {', '.join(sorted(unknown))}. Add or load the "
+                "others first."
             )
         super().set_adapter(adapter_name, inference_mode=inference_mode)
 
-    def delete_adapter(self, adapter_name: str) -> None:
-        """Delete an adapter. If it was the only active one, another adapter becomes active, the
-        same in all layers.
+    def check_same(self, adapter_name: str, config: HoulsbyConfig) -> None:
+        """Refuse to load a saved adapter over one whose options or labels differ.
+
+        PEFT would load the weights alone, and compute and save them with the old options.
         """
-        others = sorted(set(self._own_adapters) - {adapter_name})
-        if self.active_adapters == [adapter_name] and others:
-            warnings.warn(
-                f"Adapter {adapter_name} was active which is now deleted. Setting active adapter to {others[0]}.",
-                stacklevel=2,
+        options, options_in_file = self._own_adapters[adapter_name].settings(), config.settings()
+        differences = [name for name in options if options[name] != options_in_file[name]]
+        if config.saved is not None:
+            record, in_file = self.records[adapter_name], config.saved.record
+            if in_file.id2label is not None and in_file.id2label != record.id2label:
+                differences.append("labels")
+            if in_file.problem_type not in (None, record.problem_type):
+                differences.append("problem_type")
+        if differences:
+            raise AdapterError(
+                f"The model's adapter {adapter_name!r} differs from the saved one in "
+                f"{', '.join(differences)}, which would stay as they are. Delete it first with "
+                f"delete_adapter({adapter_name!r}), or load the saved one under another name."
             )
-            self.set_adapter(others[0])
-        super().delete_adapter(adapter_name)
 
     def add_weighted_adapter(
         self, adapters: list[str], weights: list[float], adapter_name: str
     ) -> None:
-        """Add an adapter whose weights are a linear combination of other adapters' weights. It is
-        not activated.
+        """Add an adapter whose weights are a linear combination of other adapters' weights.
 
-        Bottlenecks, norms and heads are combined. That is not the combination of the adapters'
-        outputs, which are not linear in their weights.
-
-        What only some of the adapters have, such as a head or the bottlenecks of a layer, is taken
-        from them with their weights. An adapter that does not train a norm counts with the base
-        model's norm. If the adapters share their bottlenecks in different ways, the new one shares
-        none. Heads of different tasks do not combine well.
+        Bottlenecks, norms and heads are combined. This is not the combination of the adapters'
+        outputs, which are not linear in their weights. Heads of different tasks do not combine
+        well. The new adapter is not activated.
 
         Args:
-            adapters: Names of adapters with the same options and shapes.
+            adapters: Names of adapters with the same options, places and shapes.
             weights: Their coefficients, which may be negative and need not sum to 1.
             adapter_name: Name of the new adapter.
 
         Raises:
             ValueError: The name is taken, the numbers of names and coefficients differ, the
-                adapters differ in more than their places, or their combination is not finite.
+                adapters are not alike, or their combination is not finite.
             RuntimeError: Bottlenecks or heads at the same place have different shapes.
         """
         from .derive.combine import combine  # which stands above this module
@@ -299,20 +329,26 @@ class HoulsbyModel(BaseTuner):
 
     @classmethod
     def _get_adapter_state_dict(  # type: ignore[override]
-        cls, model: nn.Module, config: HoulsbyConfig, adapter_name: str, *args: Any, **kwargs: Any
+        cls,
+        model: nn.Module,
+        config: HoulsbyConfig,
+        adapter_name: str,
+        *args: Any,
+        **kwargs: Any,
     ) -> dict[str, torch.Tensor]:
-        """Return the weights to save, and record the base model's labels, which may have been
-        renamed.
-        """
+        """Return the weights to save, and give the configuration the record to save with them."""
         weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
             model, config, adapter_name, *args, **kwargs
         )
         check_at_hand(weights)
-        if (record := config.record) is not None and record.has_labels_of_base:
-            base = model.get_base_model() if isinstance(model, PeftModel) else model
-            facts = label_facts(config, base)
+        records = state_of(model).records
+        record = records[adapter_name]
+        if record.has_labels_of_base:  # which the user may have renamed
+            facts = label_facts(config, _base(model))
             facts["problem_type"] = facts["problem_type"] or record.problem_type
-            config.record = replace(record, **facts)
+            record = records[adapter_name] = replace(record, **facts)
+        settings = config.saved.settings if config.saved else None
+        config.saved = SavedState(record, settings)
         return weights
 
     @classmethod
@@ -321,11 +357,8 @@ class HoulsbyModel(BaseTuner):
 
         Another method, such as LoRA, may have wrapped X afterwards, which makes it `X.base_layer`.
         """
-        return re.sub(
-            rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.",
-            r"\1.",
-            key,
-        )
+        name = re.escape(adapter_name)
+        return re.sub(rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|norm))\.{name}\.", r"\1.", key)
 
     @classmethod
     def _remap_adapter_state_dict_for_load(  # type: ignore[override]
@@ -335,53 +368,31 @@ class HoulsbyModel(BaseTuner):
         adapter_name: str,
         state_dict: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Refuse weights that do not fit before any is copied. PEFT calls this with what is to be
-        loaded.
-
-        A loaded adapter whose weights are refused is removed from the model.
-        """
-        own = re.compile(
-            rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\."
-        )
+        """Name the weights of a file as in this model, and refuse those that do not fit."""
+        name = re.escape(adapter_name)
+        own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{name}\.")
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
-        known = {
+        names_in_file = {
             cls._remove_adapter_name_from_key(key, adapter_name).removeprefix(FILE_PREFIX)
             for key in expected
         }
-        encoder = getattr(
-            model.get_base_model() if isinstance(model, PeftModel) else model,
-            "base_model_prefix",
-            "",
-        )
-
-        def name_here(key: str) -> str:
-            """Return a name in the file, which may be that of another class with the same encoder,
-            as it is here.
-            """
-            name = key.removeprefix(FILE_PREFIX)
-            others = (name, name.removeprefix(f"{encoder}."), f"{encoder}.{name}")
-            return key.removesuffix(name) + next(
-                (other for other in others if other in known), name
-            )
-
-        state_dict = {name_here(key): value for key, value in state_dict.items()}
-        found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        encoder = getattr(_base(model), "base_model_prefix", "")
+        renamed = {
+            _translate(key, names_in_file, encoder): value for key, value in state_dict.items()
+        }
+        remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, renamed)
+        # Another method may have wrapped what PEFT names.
         in_model = {re.sub(rf"(\.base_layer)+(?=\.{PREFIX})", "", key): key for key in expected}
-        found = {in_model.get(key, key): value for key, value in found.items()}
-        try:
-            check_tensors(expected, found, f"adapter {adapter_name!r}")
-        except ValueError:
-            if config.awaits_weights and isinstance(model, PeftModel):
-                model.base_model._remove(adapter_name)  # type: ignore[operator]
-            raise
-        config.awaits_weights, config.shapes_in_file = False, None
-        return found
+        weights = {in_model.get(key, key): value for key, value in remapped.items()}
+        check_tensors(expected, weights, f"adapter {adapter_name!r}")
+        return weights
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base model. Most of PEFT's model classes name their inputs only here, not to the
-        context below.
+        """Run the base model.
+
+        Most of PEFT's model classes name their inputs only here, not to the context below.
         """
-        batch = batch_of(self._batches)
+        batch = batch_of(self._state.batches)
         if isinstance(batch, MixedBatch):
             batch.find_rows(self._row_finder, args, kwargs)
             batch.is_one_pass = True
@@ -404,8 +415,7 @@ class HoulsbyModel(BaseTuner):
 
     @contextmanager
     def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """Let the base model compute the loss of the active or the rows' adapter, if labels are
-        given.
+        """Let the base model compute the loss of the active adapter, if labels are given.
 
         Raises:
             ValueError: The rows of a mixed batch have different adapters.
@@ -413,7 +423,8 @@ class HoulsbyModel(BaseTuner):
         if kwargs.get("labels") is None:
             yield
             return
-        batch = batch_of(self._batches)
+        names = self.active_adapters
+        batch = batch_of(self._state.batches)
         if isinstance(batch, MixedBatch):
             if batch.only_name is None:
                 raise ValueError(
@@ -421,17 +432,57 @@ class HoulsbyModel(BaseTuner):
                     f"computed; got rows of {', '.join(dict.fromkeys(batch.names))}. Run the rows "
                     "of each adapter separately, or leave the labels out."
                 )
-            adapters = [batch.only_name]
-        else:
-            adapters = self.active_adapters
-        name = find_adapter_with_head(self.peft_config, adapters)
-        config = self._own_adapters.get(name) if name else None
-        heads = config.record.heads if config and config.record else []
+            names = [batch.only_name]
+        name = find_adapter_with_head(self.records, names)
+        record = self.records[name] if name else None
         # A tuner layer would not tell: `ablate` disables single layers and keeps the heads.
-        is_of_base = any(self.model.get_submodule(key).disable_adapters for key in heads)
-        with use_labels(self.model, None if is_of_base else config):
+        if any(head.disable_adapters for head in self._state.heads):
+            record = None
+        with use_labels(self.model, self._own_adapters.get(str(name)), record):
             yield
 
 
-def _tuner_layers(model: nn.Module) -> Iterator[HoulsbyTunerLayer]:
-    return (module for module in model.modules() if isinstance(module, HoulsbyTunerLayer))
+# The modules that adapters put in the place of the base model's.
+_WRAPPERS = (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)
+
+
+def _base(model: nn.Module) -> nn.Module:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _translate(key: str, names_in_file: set[str], encoder: str) -> str:
+    """Translate a file's key into this model's: `encoder.x` and `bert.encoder.x` are the same."""
+    name = key.removeprefix(FILE_PREFIX)
+    for other in (name, name.removeprefix(f"{encoder}."), f"{encoder}.{name}"):
+        if other in names_in_file:
+            return key.removesuffix(name) + other
+    return key
+
+
+class _Before:
+    """What adding an adapter changes in a model, as it was before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._wrappers = {module for module in model.modules() if isinstance(module, _WRAPPERS)}
+        self._trained = {weight for weight in model.parameters() if weight.requires_grad}
+
+    def restore(self, model: nn.Module) -> None:
+        """Take out the wrappers that are new, which hold no adapter, and freeze what was frozen."""
+        for key, module in reversed(list(model.named_modules())):  # the inner ones first
+            if not isinstance(module, _WRAPPERS) or module in self._wrappers:
+                continue
+            parent, _, name = key.rpartition(".")
+            attribute = "base_layer" if isinstance(module, HoulsbyTunerLayer) else "original_module"
+            setattr(model.get_submodule(parent), name, getattr(module, attribute))
+        for weight in model.parameters():
+            weight.requires_grad_(weight in self._trained)
+
+
+@contextmanager
+def _without_rank_pattern(config: HoulsbyConfig) -> Iterator[None]:
+    """Keep PEFT from matching patterns, only to warn of some: a stranger's may take forever."""
+    patterns, config.rank_pattern = config.rank_pattern, {}
+    try:
+        yield
+    finally:
+        config.rank_pattern = patterns

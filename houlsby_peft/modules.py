@@ -1,4 +1,4 @@
-"""Walk a model with adapters, and tell, copy or cast the devices and dtypes of its modules."""
+"""The modules of a model with adapters: how they are walked, copied and cast, and their devices."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ _HOOK_ATTRIBUTES = ("_hf_hook", "_old_forward", "forward")
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules of the base model, as `named_modules` does on a model without
-    adapters.
+    """Yield the names and modules of the base model, as `named_modules` does without adapters.
 
     The model itself is left out. Adapters, of which a model may have hundreds, are not visited.
     """
-    return ((name, base) for name, _, base in _walk("", model, set()))
+    for name, _, base in _walk("", model, set()):
+        yield name, base
 
 
 def wrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the wrappers that adapters have put around modules of the base model, by the names of
-    these modules.
-    """
-    return ((name, module) for name, module, base in _walk("", model, set()) if module is not base)
+    """Yield the wrappers around modules of the base model, by the names of these modules."""
+    for name, module, base in _walk("", model, set()):
+        if module is not base:
+            yield name, module
 
 
 def _walk(
     name: str, module: nn.Module, seen: set[nn.Module]
 ) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """Yield the name of each module, the outermost wrapper around it, and the module itself."""
     base = base_module(module)
     if base in seen:
         return
@@ -46,20 +47,20 @@ def _walk(
     if name:
         yield name, module, base
     for child_name, child in base.named_children():
-        yield from _walk(f"{name}.{child_name}" if name else child_name, child, seen)
+        yield from _walk(f"{name}.{child_name}".lstrip("."), child, seen)
 
 
 def base_module(module: nn.Module) -> nn.Module:
     """Return the module of the base model inside all wrappers that adapters have put around it."""
     base: nn.Module = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
-    # An invertible module is around PEFT's wrapper of an embedding with trained tokens.
-    return base_module(base.original_module) if isinstance(base, AuxiliaryTrainingWrapper) else base
+    if isinstance(base, AuxiliaryTrainingWrapper):
+        # An invertible module is around PEFT's wrapper of an embedding with trained tokens.
+        return base_module(base.original_module)
+    return base
 
 
 def layers_around(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the tuner layers around a module of the base model, from the outermost on, also those
-    of other methods.
-    """
+    """Yield the tuner layers of all methods around a module of the base model, outermost first."""
     while isinstance(module, BaseTunerLayer):
         yield module
         module = module.base_layer  # type: ignore[assignment]
@@ -68,6 +69,14 @@ def layers_around(module: nn.Module) -> Iterator[nn.Module]:
 def is_inside(name: str, outer: str) -> bool:
     """Return whether a module is another module, or inside it, by their names."""
     return f"{name}.".startswith(f"{outer}.")
+
+
+def hidden_states_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Return the first tensor among the arguments of a layer, whatever the model calls it."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            return value
+    raise TypeError("A layer of the model was called without hidden states.")
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -82,44 +91,71 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """Return a copy with whole weights of its own, and without accelerate's hook, which refers to
-    the original's.
-    """
-    modules = list(module.modules())
+    """Return a copy with whole weights of its own, and without the hooks of the original."""
+    sharded = [weight for weight in module.parameters() if hasattr(weight, "ds_id")]
     with ExitStack() as stack:
-        if sharded := [weight for weight in module.parameters() if hasattr(weight, "ds_id")]:
+        if sharded:
             stack.enter_context(gather_params_ctx(sharded, modifier_rank=None))
-        for each in modules:
-            stack.enter_context(align_module_device(each))
-        # A hook refers to the weights of the whole model, which must not be copied.
-        copied = copy.deepcopy(
-            module, {id(each._hf_hook): None for each in modules if hasattr(each, "_hf_hook")}
-        )
-    for each in copied.modules():
+        # A hook of accelerate refers to the weights of the whole model, which must not be copied.
+        not_copied: dict[int, Any] = {}
+        for part in module.modules():
+            stack.enter_context(align_module_device(part))
+            if hasattr(part, "_hf_hook"):
+                not_copied[id(part._hf_hook)] = None
+        copied = copy.deepcopy(module, not_copied)
+    for part in copied.modules():
         for name in _HOOK_ATTRIBUTES:
-            each.__dict__.pop(name, None)
+            part.__dict__.pop(name, None)
+    release_batch_norms(copied)
     return copied
 
 
 def device_of(module: nn.Module) -> torch.device | None:
-    """Return the device that a module runs on; None if it has no weights, or only ones on the meta
-    device.
-    """
+    """Return the device that a module runs on; None without weights, or with none but meta ones."""
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     if device is None:
         # Quantized weights may be buffers.
-        device = next(
-            (tensor.device for tensor in chain(module.parameters(), module.buffers())), "meta"
-        )
-    return None if torch.device(device) == torch.device("meta") else torch.device(device)
+        tensors = chain(module.parameters(), module.buffers())
+        device = next((tensor.device for tensor in tensors), "meta")
+    device = torch.device(device)
+    return None if device.type == "meta" else device
 
 
 def dtype_of(module: nn.Module) -> torch.dtype | None:
     """Return the dtype of a module's weights; None if it has none, or if they are quantized."""
-    weight: torch.Tensor | None = next(module.parameters(), None)
-    if (
-        weight is None
-    ):  # as in the copies that DataParallel makes, in which weights are plain attributes
-        attributes = chain.from_iterable(vars(each).values() for each in module.modules())
-        weight = next((value for value in attributes if isinstance(value, torch.Tensor)), None)
+    weight = next(module.parameters(), None)
+    if weight is None:
+        weight = _first_attribute(module)
     return weight.dtype if weight is not None and weight.is_floating_point() else None
+
+
+def _first_attribute(module: nn.Module) -> torch.Tensor | None:
+    """Return the first tensor that is a plain attribute, as in the copies of DataParallel."""
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, torch.Tensor):
+                return value
+    return None
+
+
+def hold_batch_norms(model: nn.Module) -> None:
+    """Let the batch norms of a frozen base model use their running statistics in training.
+
+    The statistics would otherwise follow the adapter's data, and are not saved with it.
+    """
+    for _, module in base_modules(model):
+        is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if is_batch_norm and _evaluate not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_evaluate)
+
+
+def release_batch_norms(model: nn.Module) -> None:
+    """Undo `hold_batch_norms`."""
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if hook is _evaluate:
+                del module._forward_pre_hooks[key]
+
+
+def _evaluate(module: nn.Module, args: Any) -> None:
+    module.eval()

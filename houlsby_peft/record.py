@@ -1,22 +1,22 @@
-"""`AdapterRecord`: what an adapter's file says beyond its user's settings, such as the `Place` of
-each module.
-"""
+"""What an adapter's file says beyond the options of its configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from typing import Any, get_type_hints
 
+import torch
 from huggingface_hub.dataclasses import type_validator
 
 
-# The ends of the model, where an invertible adapter has its module and the inverse.
+# Where an invertible adapter has its coupling and the inverse of it.
 _COUPLING_POSITIONS = ("embeddings", "output_embedding")
-# More places, and a larger bottleneck, than any model has.
+# The parts of a place that name a module, as they are called in a file.
+_MODULE_PARTS = {"module": "key", "projection": "projection", "entry": "entry", "norm": "norm"}
+# No model has more places, or larger bottlenecks.
 _MOST = 100_000
-# The fields of a record that its file does not have.
+# The fields of a record that are not in its part of the file.
 _NOT_SAVED = {"task_type", "has_labels_of_base", "is_problem_type_inferred"}
 
 
@@ -26,16 +26,16 @@ class Place:
 
     Args:
         key: The module's name in the model.
-        position: "attention", "feed_forward" or "cross_attention" for a bottleneck on the output of
-            that sub-layer, "custom" for one that `target_modules` asks for, "norm" for a trained
-            norm; "embeddings" for an invertible module, "output_embedding" for its inverse.
+        position: "attention", "feed_forward" or "cross_attention" for a bottleneck at the end of
+            this sub-layer, "custom" for one that `target_modules` names, "norm" for a trained norm,
+            "embeddings" for an invertible module, "output_embedding" for its inverse.
         stack: Name of the list of layers that contains the module; "" outside any list.
-        layer: Index in that list; None outside any list.
+        layer: Index in this list; None outside any list.
         projection: Name of the module whose weights determine width, device and dtype.
-        entry: Name of the module whose input is the residual input of the sub-layer. None: no bottleneck reads it.
-        norm: Name of the norm of the sum of the sub-layer's output and its residual input, if a
-            bottleneck may read it and the model has one.
-        r: The size of the bottleneck, if it is not that of the configuration.
+        entry: Name of the module that the residual input of the sub-layer enters. None: no
+            bottleneck reads it.
+        norm: Name of the norm after the skip connection, if a bottleneck may read its output.
+        r: Size of the bottleneck, if it differs from the configuration's.
     """
 
     key: str
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def is_coupling(self) -> bool:
-        """Whether the module is followed by an invertible one, or preceded by the inverse."""
+        """Whether the module has an invertible module or its inverse."""
         return self.position in _COUPLING_POSITIONS
 
     @property
@@ -64,102 +64,107 @@ class Place:
 
     @property
     def modules(self) -> list[str]:
-        """The names of all modules that the place consists of."""
+        """The names of all modules that belong to the place."""
         names = (self.key, self.projection, self.entry, self.norm)
         return [name for name in names if name is not None]
 
     def relative(self, name: str) -> str:
-        """Return the name of a module of this layer without the layer's name; outside any list, the
-        name itself.
-        """
-        return (
-            name
-            if self.layer is None
-            else name.removeprefix(f"{full_name(self.stack, self.layer)}.")
-        )
+        """Return a module's name inside the place's layer; outside any list, its full name."""
+        if self.layer is None:
+            return name
+        return name.removeprefix(f"{full_name(self.stack, self.layer)}.")
 
 
 def full_name(stack: str, layer: int | None, module: str = "") -> str:
-    """Return the full name of a layer or of a module of it; see `Place.relative`."""
+    """Return the full name of a layer, or of a module in it; see `Place.relative`."""
     return module if layer is None else f"{stack}.{layer}.{module}".strip(".")
 
 
 def fold_places(places: Iterable[Place], encoder: str = "") -> list[dict[str, str]]:
-    """Return places as an adapter's file records them: a row per kind of place, with the indices of
-    its layers.
+    """Return places as an adapter's file records them: one dict per kind of place.
 
     {"position": "attention", "stack": "encoder.layer", "layers": "0-11",
      "module": "attention.output.dropout", "projection": "attention.output.dense"}
 
-    Names begin inside the encoder of a task model, so that an adapter fits its other classes. Those
-    outside of it begin with a dot. Where a bottleneck may read the residual input, the row has
-    "entry" as well and, in a post-LN model, "norm"; where its size is not that of the
-    configuration, "r". The output embedding is left out, because it depends on the head of the
-    model that the adapter is loaded on. A model without an encoder in it has "" for one.
+    Names begin inside the encoder of a task model, so that an adapter fits its other classes. Names
+    outside the encoder begin with a dot. "entry", "norm" and "r" are there if the place has them.
+    The output embedding is left out, because it depends on the head of the model.
+
+    Args:
+        places: Places by their names in the model.
+        encoder: Name of the encoder in the model; "" if the model is the encoder.
     """
-
-    def inside(name: str) -> str:
-        return (
-            name.removeprefix(f"{encoder}.")
-            if not encoder or name.startswith(f"{encoder}.")
-            else f".{name}"
-        )
-
-    layers: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[int]] = {}
+    layers: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for place in places:
         if place.position == "output_embedding":
             continue
-        names = {
-            "module": place.key,
-            "projection": place.projection,
-            "entry": place.entry,
-            "norm": place.norm,
-        }
-        known = {part: place.relative(name) for part, name in names.items() if name is not None}
-        if place.layer is None:
-            known = {part: inside(name) for part, name in known.items()}
-        if place.r is not None:
-            known["r"] = str(place.r)
-        stack = place.stack if place.layer is None else inside(place.stack)
-        indices = layers.setdefault((place.position, stack, tuple(known.items())), [])
+        kind = tuple(_kind_of(place, encoder).items())
+        indices = layers.setdefault(kind, [])
         if place.layer is not None:
             indices.append(place.layer)
-    return [
-        {"position": position, "stack": stack, "layers": fold_indices(indices), **dict(known)}
-        for (position, stack, known), indices in layers.items()
-    ]
+    return [dict(kind) | {"layers": fold_indices(indices)} for kind, indices in layers.items()]
 
 
-def unfold_places(rows: Iterable[Mapping[str, str]], encoder: str = "") -> Iterator[Place]:
+def _kind_of(place: Place, encoder: str) -> dict[str, str]:
+    """Return what a place has in common with the same place of other layers."""
+    is_in_list = place.layer is not None
+    stack = _leave_encoder(place.stack, encoder) if is_in_list else place.stack
+    kind = {"position": place.position, "stack": stack}
+    for part, attribute in _MODULE_PARTS.items():
+        name = getattr(place, attribute)
+        if name is not None:
+            kind[part] = place.relative(name) if is_in_list else _leave_encoder(name, encoder)
+    if place.r is not None:
+        kind["r"] = str(place.r)
+    return kind
+
+
+def unfold_places(folded: Iterable[Mapping[str, str]], encoder: str = "") -> Iterator[Place]:
     """Yield the places that `fold_places` has folded, by their names in a model."""
+    for kind in folded:
+        r = int(kind["r"]) if "r" in kind else None
+        for layer in _unfold_indices(kind["layers"]):
+            stack = kind["stack"] if layer is None else _enter_encoder(kind["stack"], encoder)
+            names = {}
+            for part, attribute in _MODULE_PARTS.items():
+                if part in kind and layer is None:
+                    names[attribute] = _enter_encoder(kind[part], encoder)
+                elif part in kind:
+                    names[attribute] = full_name(stack, layer, kind[part])
+            yield Place(position=kind["position"], stack=stack, layer=layer, r=r, **names)
 
-    def full(name: str) -> str:
-        return name[1:] if name.startswith(".") else f"{encoder}.{name}".strip(".")
 
-    for row in rows:
-        r = int(row["r"]) if "r" in row else None
-        runs = [run.partition("-") for run in row["layers"].split(",") if run]
-        ranges = [range(int(first), int(last or first) + 1) for first, _, last in runs]
-        for index in chain(*ranges) if ranges else [None]:
-            stack = row["stack"] if index is None else full(row["stack"])
-            names: dict[str, Any] = {
-                part: full(row[part]) if index is None else full_name(stack, index, row[part])
-                for part in ("module", "projection", "entry", "norm")
-                if part in row
-            }
-            key, projection = names.pop("module"), names.pop("projection")
-            yield Place(key, row["position"], stack, index, projection, **names, r=r)
+def _leave_encoder(name: str, encoder: str) -> str:
+    """Return a full name as it is inside the encoder; with a dot in front if it is outside."""
+    if not encoder:
+        return name
+    return name.removeprefix(f"{encoder}.") if name.startswith(f"{encoder}.") else f".{name}"
+
+
+def _enter_encoder(name: str, encoder: str) -> str:
+    """Undo `_leave_encoder`."""
+    return name[1:] if name.startswith(".") else f"{encoder}.{name}".strip(".")
 
 
 def fold_indices(indices: Iterable[int]) -> str:
     """Return ascending indices with consecutive ones folded: `0-3,5`."""
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []
     for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], index]
+        if ranges and index == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], index]
         else:
-            runs.append([index])
-    return ",".join("-".join(map(str, run)) for run in runs)
+            ranges.append([index])
+    return ",".join("-".join(map(str, bounds)) for bounds in ranges)
+
+
+def _unfold_indices(text: str) -> Iterator[int | None]:
+    """Yield the indices that `fold_indices` has folded; None once if there are none."""
+    if not text:
+        yield None
+        return
+    for bounds in text.split(","):
+        first, _, last = bounds.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
 @dataclass
@@ -167,26 +172,22 @@ class AdapterRecord:
     """Facts that are recorded when an adapter is added to a model, and saved with it.
 
     Args:
-        places: Where the adapter's bottlenecks and norms are in the model, as `fold_places` gives
-            them.
-        heads: Names of the modules that train and are saved as a whole: the task head and others.
+        places: Where the adapter's bottlenecks and norms are in the model; see `fold_places`.
+        heads: Names of the modules that are trained and saved as a whole: the task head and others.
         base: Fingerprint that identifies the base model.
-        id2label: Names of the classes by number, unless the user has given them with the configuration.
-        problem_type: Kind of task of the head, as in transformers' configurations.
+        id2label: Names of the classes by number.
+        problem_type: Kind of the head's task, as in transformers' configurations.
         two_layer_head: Whether the head has a hidden layer (see `TwoLayerHead`).
-        max_length: The number of tokens to which texts were cut in training.
-        null_threshold: For question answering: no answer is given if that scores higher than the
-            best answer by more than this. None: there is always an answer.
-        thresholds: For several labels per text: the least probability with which each class is
-            given.
-        text_columns: For text classification: the names of the columns that held the texts, two for
-            pairs.
-        task_type: PEFT's name for the task of the head. Saved in PEFT's own field, not in the
-            record.
-        has_labels_of_base: Whether the labels are the base model's, which may still be renamed. Not
+        max_length: Number of tokens to which texts were cut in training.
+        null_threshold: For question answering: by how much the score of no answer must exceed the
+            best answer's for no answer to be given. None: there always is an answer.
+        thresholds: For several labels per text: the least probability for each class.
+        text_columns: For text classification: the names of the columns of texts, two for pairs.
+        task_type: PEFT's name for the head's task. The file has it in PEFT's own field.
+        has_labels_of_base: Whether the labels are the base model's, which may be renamed until the
+            adapter is saved. Not saved.
+        is_problem_type_inferred: Whether the labels of a batch have told the problem type. Not
             saved.
-        is_problem_type_inferred: Whether a loss has inferred the problem type from its labels, as
-            the next loss does again. Not saved.
     """
 
     places: list[dict[str, str]] | None = None
@@ -205,36 +206,62 @@ class AdapterRecord:
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> AdapterRecord:
-        """Read a record from JSON, which may be a stranger's; it must be of the form that `to_dict`
-        gives.
-        """
+        """Read a record that anybody may have written; it must have the form of `to_dict`."""
         type_validator("HoulsbyConfig.recorded", facts, dict)
         types = get_type_hints(cls)
-        known = {
-            name: facts[name] for name in types.keys() - _NOT_SAVED if facts.get(name) is not None
-        }
-        if "id2label" in known:
-            known["id2label"] = numbered(known["id2label"])
-        for name, value in known.items():
+        values = {name: facts[name] for name in types.keys() - _NOT_SAVED if name in facts}
+        values = {name: value for name, value in values.items() if value is not None}
+        if isinstance(values.get("id2label"), dict):
+            values["id2label"] = numbered(values["id2label"])
+        for name, value in values.items():
             type_validator(f"HoulsbyConfig.recorded: {name}", value, types[name])
-        for number, place in enumerate(unfold_places(known.get("places", ()))):
-            if number == _MOST or not 0 < (place.r or 1) < _MOST:
-                raise ValueError(
-                    f"HoulsbyConfig.recorded: places must be fewer than {_MOST:,}, and r smaller."
-                )
-        return cls(**known)
+        _check_places(values.get("places", []))
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is saved: every fact that is known."""
-        facts = {name: value for name, value in asdict(self).items() if name not in _NOT_SAVED}
+        """Return the part of the file: every fact that is known."""
+        facts = asdict(self)
         return {
-            name: value for name, value in facts.items() if value is not None and value is not False
+            name: value
+            for name, value in facts.items()
+            if name not in _NOT_SAVED and value is not None and value is not False
         }
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What is known of a saved adapter beside the options of its configuration.
+
+    Args:
+        record: What the adapter's file records.
+        settings: The options that shape the adapter's weights, as the file has them. None: the
+            adapter was made by these options, not loaded.
+        shapes: The shapes of the tensors in the file, by name. None: unknown.
+    """
+
+    record: AdapterRecord
+    settings: Mapping[str, Any] | None = None
+    shapes: Mapping[str, torch.Size] | None = None
+
+
+def _check_places(folded: Iterable[Mapping[str, str]]) -> None:
+    """Refuse places that would fill the memory or that cannot be unfolded."""
+    try:
+        for number, place in enumerate(unfold_places(folded)):
+            if number == _MOST or not 0 < (place.r or 1) < _MOST:
+                raise ValueError(f"more places than {_MOST:,}, or a larger r")
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"HoulsbyConfig.recorded: places must be as this library has saved them; got {reason}."
+        ) from error
 
 
 def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:
-    """Return labels with whole numbers as keys, which JSON turns into text, in their order, which
-    saving changes.
-    """
-    known = {int(key) if str(key).isdecimal() else key: name for key, name in labels.items()}
-    return dict(sorted(known.items())) if all(isinstance(key, int) for key in known) else known
+    """Undo JSON: return labels with integer keys, sorted. Other keys than numbers stay."""
+    by_number: dict[Any, str] = {}
+    for key, name in labels.items():
+        by_number[int(key) if str(key).isdecimal() else key] = name
+    if all(isinstance(key, int) for key in by_number):
+        return dict(sorted(by_number.items()))
+    return by_number

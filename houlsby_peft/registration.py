@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,15 +58,13 @@ def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
 
 
 def replace_template(write_card: Callable[[Path], None]) -> None:
-    """Let PEFT and the Trainer write this method's cards with a function, in place of PEFT's
-    template.
+    """Let PEFT and the Trainer write this method's cards with a function, not PEFT's template.
 
     `PeftModel.save_pretrained` asks for the card before it has saved the adapter;
     `HoulsbyConfig.save_pretrained`, which it calls last, writes it. The Trainer asks for the card
     of an adapter that is saved.
     """
-    current = PeftModel.create_or_update_model_card
-    original = getattr(current, "houlsby_original", current)
+    original = _original(PeftModel, "create_or_update_model_card")
 
     @wraps(original)
     def create_or_update_model_card(self: PeftModel, output_dir: str) -> None:
@@ -74,23 +73,78 @@ def replace_template(write_card: Callable[[Path], None]) -> None:
         elif Path(output_dir, CONFIG_NAME).is_file():
             write_card(Path(output_dir))
 
-    vars(create_or_update_model_card)["houlsby_original"] = original
-    setattr(PeftModel, "create_or_update_model_card", create_or_update_model_card)  # noqa: B010
+    _replace(PeftModel, create_or_update_model_card, original)
+
+
+def undo_failed_loads() -> None:
+    """Let `PeftModel` leave nothing of an adapter that it cannot load.
+
+    PEFT adds an adapter before it reads the weights. Over an adapter of the same name it would load
+    the weights of a file, but keep the options and labels: `HoulsbyModel.check_same` refuses that
+    if these differ.
+    """
+    load_adapter_of_peft = _original(PeftModel, "load_adapter")
+    from_pretrained_of_peft = _original(PeftModel, "from_pretrained")
+
+    @wraps(from_pretrained_of_peft.__func__)
+    def from_pretrained(cls: type[PeftModel], *args: Any, **kwargs: Any) -> PeftModel:
+        token = _CREATES_MODEL.set(True)
+        try:
+            return from_pretrained_of_peft.__func__(cls, *args, **kwargs)  # type: ignore[no-any-return]
+        finally:
+            _CREATES_MODEL.reset(token)
+
+    @wraps(load_adapter_of_peft)
+    def load_adapter(
+        self: PeftModel, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.peft_type != houlsby_peft_type():
+            return load_adapter_of_peft(self, model_id, adapter_name, *args, **kwargs)
+        tuner: Any = self.base_model
+        # Where the model is made from a file, its one adapter has the options that the user gave.
+        is_new = _CREATES_MODEL.get() or adapter_name not in self.peft_config
+        if not is_new:
+            download_options, _ = self._split_kwargs(kwargs)
+            tuner.check_same(adapter_name, PeftConfig.from_pretrained(model_id, **download_options))
+        try:
+            return load_adapter_of_peft(self, model_id, adapter_name, *args, **kwargs)
+        except Exception:
+            if is_new:
+                tuner.remove_adapter(adapter_name)
+            raise
+
+    _replace(PeftModel, load_adapter, load_adapter_of_peft)
+    _replace(PeftModel, classmethod(from_pretrained), from_pretrained_of_peft)
 
 
 def let_adapters_lack_tokens() -> None:
-    """Let adapters without trained tokens be saved and loaded beside those with some, as PEFT's
-    other wrappers do.
+    """Let adapters without trained tokens be saved and loaded beside those with some.
+
+    PEFT's other wrappers allow that.
     """
     for name in ("adapter_state_dict", "adapter_state_dict_load_map"):
-        original = getattr(TrainableTokensWrapper, name)
+        original = _original(TrainableTokensWrapper, name)
 
         @wraps(original)
         def of_adapter(self: Any, name: str, *args: Any, original: Any = original) -> Any:
-            return (
-                original(self, name, *args)
-                if name in self.token_adapter.trainable_tokens_delta
-                else {}
-            )
+            if name not in self.token_adapter.trainable_tokens_delta:
+                return {}
+            return original(self, name, *args)
 
-        setattr(TrainableTokensWrapper, name, of_adapter)
+        _replace(TrainableTokensWrapper, of_adapter, original)
+
+
+# Whether `PeftModel.from_pretrained` is running in this thread.
+_CREATES_MODEL: ContextVar[bool] = ContextVar("creates a model", default=False)
+
+
+def _original(cls: type, name: str) -> Any:
+    """Return a method of PEFT's class, also if an earlier import has replaced it."""
+    method = cls.__dict__[name]
+    return getattr(method, "houlsby_original", method)
+
+
+def _replace(cls: type, method: Any, original: Any) -> None:
+    """Put a method in the place of PEFT's own, which it remembers."""
+    method.houlsby_original = original
+    setattr(cls, method.__name__, method)

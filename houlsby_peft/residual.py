@@ -1,4 +1,4 @@
-"""What bottlenecks of the kinds "pfeiffer" and "parallel" read beside the sub-layer's output."""
+"""What bottlenecks of the kinds "pfeiffer" and "parallel" read: a sub-layer's residual input."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .errors import AdapterError
 
 
 class SkipConnection:
-    """The skip connection around a sub-layer, for bottlenecks that read more than the sub-layer's
-    output h.
+    """The skip connection around a sub-layer: its residual input x meets the output h in h + x.
 
-    The residual input x enters before the sub-layer runs and meets h at its end, in h + x. A
-    post-LN model normalizes this sum with a norm, which is a child of `parent`; a pre-LN model does
-    not.
+    Args:
+        parent: The module that holds the norm of h + x in a post-LN model. None: a pre-LN model,
+            which does not normalize this sum.
+        norm: The norm's name in `parent`.
     """
 
     def __init__(self, parent: nn.Module | None = None, norm: str = "") -> None:
@@ -34,31 +34,35 @@ class SkipConnection:
         return self._inputs.pop(_thread(), None)
 
     def read(self, kind: str, hidden: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Return what a bottleneck of a kind other than "houlsby" reads.
+        """Return what the branch of a bottleneck is computed from, `(..., d)`.
 
-        - "houlsby" (Houlsby et al. 2019): h.
         - "pfeiffer" (Pfeiffer et al. 2021): LN(h + x) in a post-LN model, h + x in a pre-LN model.
-        - "parallel" (He et al. 2022): x, which is the input of the norm before the sub-layer in a
-          pre-LN model.
+        - "parallel" (He et al. 2022): x. In a pre-LN model, x enters the norm before the sub-layer.
 
-        h has the branches of the adapters below; x is None if it has not entered.
+        Args:
+            kind: One of these two kinds.
+            hidden: h, with the branches of the adapters below this one.
+            residual: x; None if it has not entered.
+
+        Raises:
+            AdapterError: x has not entered, because only a part of the model was called.
         """
         if residual is None:
             raise AdapterError(
-                f"An adapter of kind {kind!r} reads the input of a sub-layer, so the whole sub-layer must run; only "
-                "its end was called. Call the model as a whole."
+                f"An adapter of kind {kind!r} reads the input of a sub-layer, so the whole "
+                "sub-layer must run; only its end was called. Call the model as a whole."
             )
         if kind == "parallel":
             return residual
         total = hidden + residual
-        if self._parent is None:
-            return total
+        return total if self._parent is None else self._normalize(total)
+
+    def _normalize(self, total: torch.Tensor) -> torch.Tensor:
         # Looked up here, because a tuner layer may have taken the norm's place. DataParallel's
-        # copies of a layer, on other devices, read through the norm of the original.
+        # copies of a layer, on other devices, use the norm of the original.
         norm = getattr(self._parent, self._norm)
-        normalized: torch.Tensor = norm(
-            total.to(None if norm.weight.is_meta else norm.weight.device)
-        )
+        device = None if norm.weight.is_meta else norm.weight.device
+        normalized: torch.Tensor = norm(total.to(device))
         return normalized.to(total.device)
 
 

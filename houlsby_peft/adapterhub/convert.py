@@ -24,7 +24,7 @@ from ..hub.card import CARD_FILE, find_base, is_repo_id, make_card
 from ..hub.markdown import code
 from ..placement.places import find_places
 from ..placement.plan import Plan
-from ..record import AdapterRecord, Place
+from ..record import AdapterRecord, Place, SavedState
 from ..registration import PREFIX
 from ..serving.base_model import label_arguments
 from ..weights import FILE_PREFIX, check_shapes, first_of
@@ -178,16 +178,15 @@ def _convert(
         own |= {"id2label": head.id2label, "problem_type": head.problem_type}
     config = HoulsbyConfig(**own)
     is_added = head is not None and head.row is not None and head.row.is_added
-    config._load_record(
-        AdapterRecord(heads=head_modules(head, model) if head else [], two_layer_head=is_added)
-    )
+    heads = head_modules(head, model) if head else []
+    record = AdapterRecord(heads=heads, two_layer_head=is_added)
+    config.saved = SavedState(record, config.settings())
     plan = Plan(model, config)
     weights = _collect(published, head, plan, model)
-    config.record = replace(plan.new_record(), two_layer_head=is_added)
+    record = replace(plan.new_record(), two_layer_head=is_added)
     if head is None:
-        config.record.task_type = (
-            None  # PEFT's class for the task would refuse models with other heads
-        )
+        record.task_type = None  # PEFT's class for the task would refuse models with other heads
+    config.saved = SavedState(record, config.settings())
     config.auto_mapping = {
         "base_model_class": type(model).__name__,
         "parent_library": type(model).__module__,
@@ -265,7 +264,7 @@ def _write_published(
     base = base or find_base(config)[0] or config.base_model_name_or_path or ""
     base_config = _read_base(base, token)
     check_base_type(str(base_config.model_type), config.kind, config.positions)
-    base_config.update(label_arguments(config))
+    base_config.update(label_arguments(saved.record))
     model = _make_empty(base_config, saved.task.auto_class)
     plan = Plan(model, config)
     tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in tensors.items()}
@@ -305,7 +304,12 @@ def _write_published(
     head = {key: tensor for key, tensor in tensors.items() if key not in own}
     if head and with_head:
         described, weights = describe_head(
-            saved.task.class_suffix, config.labels, config.kind_of_problem, model, head, name
+            saved.task.class_suffix,
+            saved.record.id2label,
+            saved.record.problem_type,
+            model,
+            head,
+            name,
         )
         write_part(folder, HEAD_FILES, {"config": described, **facts}, weights)
 

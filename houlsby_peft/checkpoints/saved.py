@@ -29,6 +29,7 @@ from safetensors.torch import load as load_tensors
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
+from ..record import AdapterRecord
 from ..weights import check_values, read_json
 from .downloads import explain_hub_errors, find_repo
 from .fingerprint import check_fingerprint
@@ -100,7 +101,8 @@ class SavedAdapter:
                 reason = f"{name}: {reason}"
             raise AdapterError(reason) from error
         has_tokenizer = (folder / TOKENIZER_FILES[0]).is_file()
-        saved = cls(name, folder, config, config.shapes_in_file or {}, has_tokenizer)
+        shapes = config.saved.shapes if config.saved else None
+        saved = cls(name, folder, config, shapes or {}, has_tokenizer)
         saved._warn_of_missing_tokenizer()
         return saved
 
@@ -117,6 +119,11 @@ class SavedAdapter:
                 "tokenizer is used.",
                 self.name,
             )
+
+    @property
+    def record(self) -> AdapterRecord:
+        """What the file records of the adapter."""
+        return self.config.saved.record if self.config.saved else AdapterRecord()
 
     @property
     def weights_file(self) -> Path:
@@ -235,8 +242,8 @@ def _read_config(folder: Path) -> HoulsbyConfig:
                 f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}"
             )
     config = HoulsbyConfig.from_pretrained(str(folder))
-    if config.record is not None and config.record.base is not None:
-        check_fingerprint(config.record.base)
+    if config.saved is not None and config.saved.record.base is not None:
+        check_fingerprint(config.saved.record.base)
     _check_size(config, folder)
     _check_trained_tokens(config, path)
     return config

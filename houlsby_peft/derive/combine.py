@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
 from ..config import SHAPE_OPTIONS, HoulsbyConfig
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from ..placement.places import View, find_places
-from ..record import Place, fold_places
+from ..record import AdapterRecord, Place, fold_places
 from ..registration import PREFIX
 
 
@@ -27,13 +26,13 @@ _OF_PLACES = {"r", "rank_pattern", "positions", "layers_to_transform", "layers_p
 
 
 def combine(
-    tuner: BaseTuner, adapters: Sequence[str], weights: Sequence[float], adapter_name: str
+    tuner: Any, adapters: Sequence[str], weights: Sequence[float], adapter_name: str
 ) -> None:
     """Add an adapter that combines other adapters; see `HoulsbyModel.add_weighted_adapter`."""
     model: Any = tuner.model
     configs: list[Any] = [tuner.peft_config[name] for name in adapters]
-    records = [config.record for config in configs]
-    _check_alike(adapters, configs)
+    records = [tuner.records[name] for name in adapters]
+    _check_alike(adapters, configs, records)
     base_norms = {
         f"{key}.{PREFIX}norm.{part}": weight
         for key, layer in _layers(model, HoulsbyLayerNorm)
@@ -58,7 +57,9 @@ def combine(
                 dim=0
             )
 
-    places = [places_of(model, config) for config in configs]
+    places = [
+        places_of(model, config, record) for config, record in zip(configs, records, strict=True)
+    ]
     union = {key: place for each in places for key, place in each.items()}
     bottlenecks = [{key for key, place in each.items() if place.is_bottleneck} for each in places]
     sizes = {
@@ -98,10 +99,9 @@ def compare_options(one: HoulsbyConfig, two: HoulsbyConfig, names: Iterable[str]
     ]
 
 
-def places_of(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
+def places_of(model: nn.Module, config: HoulsbyConfig, record: AdapterRecord) -> dict[str, Place]:
     """Return an adapter's places as they are in this model, with their sizes."""
-    assert config.record is not None
-    return find_places(model, config.derived(config.record))
+    return find_places(model, config.derived(record))
 
 
 def add_derived(
@@ -158,7 +158,9 @@ def _layers(model: nn.Module, kind: type[HoulsbyTunerLayer]) -> Iterator[tuple[s
             yield key.replace(".base_layer", ""), module
 
 
-def _check_alike(names: Sequence[str], configs: Sequence[HoulsbyConfig]) -> None:
+def _check_alike(
+    names: Sequence[str], configs: Sequence[HoulsbyConfig], records: Sequence[AdapterRecord]
+) -> None:
     """Check that adapters compute the same function of their weights, and number the same classes
     alike.
     """
@@ -166,9 +168,7 @@ def _check_alike(names: Sequence[str], configs: Sequence[HoulsbyConfig]) -> None
         *(option for option in SHAPE_OPTIONS if option not in _OF_PLACES),
         "trainable_token_indices",
     ]
-    labels = [
-        config.labels or {} if config.record and config.record.heads else {} for config in configs
-    ]
+    labels = [record.id2label or {} if record.heads else {} for record in records]
     for number in range(1, len(names)):
         differences = compare_options(configs[0], configs[number], fields)
         if labels[0] != labels[number] and sorted(labels[0].values()) == sorted(

@@ -11,7 +11,8 @@ from ..checkpoints.fingerprint import compare_fingerprints
 from ..checkpoints.saved import SavedAdapter
 from ..config import SHAPE_OPTIONS
 from ..errors import AdapterError
-from ..record import AdapterRecord, unfold_places
+from ..layer import state_of
+from ..record import unfold_places
 from ..registration import PREFIX
 from .combine import compare_options, tensors_of
 
@@ -38,7 +39,7 @@ def init_from(
     """
     config: Any = model.peft_config[adapter_name]
     saved = SavedAdapter.open(name_or_path)
-    own, there = config.record, saved.config.record or AdapterRecord()
+    own, there = state_of(model).records[adapter_name], saved.record
     # What is excluded may differ where only one of the models has it, such as a language model's
     # head; otherwise the weights do not fit. The file of shared bottlenecks does not tell at which
     # places they are applied.

@@ -10,8 +10,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from ..config import HoulsbyConfig
-from ..layer import HoulsbyTunerLayer
+from ..layer import HoulsbyTunerLayer, state_of
 from ..modules import layers_around
 from ..placement.places import View
 from ..record import Place, fold_places
@@ -98,7 +97,7 @@ def prune(
     """
     tuner: Any = model.base_model
     config = tuner.peft_config[source]
-    layers, places = set(layers), places_of(tuner.model, config)
+    layers, places = set(layers), places_of(tuner.model, config, tuner.records[source])
     removed = _select_layers(places, layers)
     kept = {
         key: place
@@ -109,7 +108,7 @@ def prune(
         place.layer for place in kept.values() if place.is_bottleneck and place.layer is not None
     }
     pruned = config.derived(
-        config.record,
+        tuner.records[source],
         fold_places(kept.values(), View(tuner.model).encoder),
         layers_to_transform=sorted(remaining),
     )
@@ -123,8 +122,10 @@ def _find_all_places(model: nn.Module) -> tuple[nn.Module, dict[str, Place]]:
     elif isinstance(model, BaseTuner):
         model = model.model
     configs = getattr(model, "peft_config", {})
-    own = [config for config in configs.values() if isinstance(config, HoulsbyConfig)]
-    return model, {key: place for config in own for key, place in places_of(model, config).items()}
+    places: dict[str, Place] = {}
+    for name, record in state_of(model).records.items():
+        places |= places_of(model, configs[name], record)
+    return model, places
 
 
 def _select_layers(places: Mapping[str, Place], layers: set[int]) -> dict[str, Place]:

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..layer import BASE, Batch, batch_of
+from ..layer import BASE, Batch, KeepsFrozen, batch_of
 from ..modules import base_modules, cast, copy_of, device_of, dtype_of, is_inside
 from .tasks import labels_of_base
 
@@ -45,8 +45,8 @@ def find_trained_modules(
     if config.modules_to_save == []:
         return []
     suffixes = tuple(config.modules_to_save or ())
-    if config.is_loaded and config.record:
-        names = config.record.heads
+    if config.loaded is not None:
+        names = config.loaded.record.heads
     else:
         head = [name for name in head if not any(is_inside(key, name) for key in adapted)]
         # Without a head, a module beside the layers may not contribute to the output.
@@ -149,7 +149,7 @@ def _is_loaded(weight: torch.Tensor) -> bool:
     return getattr(weight, "_is_hf_initialized", False)
 
 
-class HoulsbyHead(ModulesToSaveWrapper):
+class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
     """A head with a trained copy per adapter.
 
     It differs from PEFT's `ModulesToSaveWrapper` in five ways. Heads of several layers work in a
@@ -202,6 +202,7 @@ class HoulsbyHead(ModulesToSaveWrapper):
         return next((name for name in reversed(names) if name in self.modules_to_save), None)
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        self._paused = []
         name = self.check_set_adapter(adapter_names)
         super().set_adapter([] if name is None else name, inference_mode=inference_mode)
 
@@ -326,12 +327,9 @@ def needs_two_layer_head(model: nn.Module, config: HoulsbyConfig) -> bool:
     """Return whether an adapter's head has a hidden layer: a saved one as recorded, a new one also
     as the base's.
     """
-    is_recorded = (
-        config.record.two_layer_head
-        if config.is_loaded and config.record
-        else has_two_layer_head(model)
-    )
-    return config.two_layer_head or is_recorded
+    if config.two_layer_head or config.loaded is None:
+        return config.two_layer_head or has_two_layer_head(model)
+    return config.loaded.record.two_layer_head
 
 
 def new_heads(
@@ -346,12 +344,13 @@ def new_heads(
     heads: dict[str, nn.Module | None] = dict.fromkeys(names)
     known = getattr(model, "config", None)
     two_layer = needs_two_layer_head(model, config)
-    labels = config.labels or labels_of_base(known)
+    of_file = config.loaded.record.id2label if config.loaded else None
+    labels = config.id2label or of_file or labels_of_base(known)
     is_as_base = len(labels) == len(labels_of_base(known)) and two_layer == has_two_layer_head(
         model
     )
     if is_as_base or (
-        not heads and config.is_loaded
+        not heads and config.loaded
     ):  # on an encoder without the head, for its features
         return heads
     if not isinstance(model, PreTrainedModel) or not heads:

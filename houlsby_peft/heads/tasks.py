@@ -8,11 +8,12 @@ import copy
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..modules import is_inside
+from ..record import AdapterRecord
 
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
     if problem_type is None and len(labels) == 1:
         problem_type = "regression"
     return {
-        "id2label": None if config.id2label else labels,
+        "id2label": labels,
         "problem_type": problem_type,
         "has_labels_of_base": config.id2label is None,
     }
@@ -154,22 +155,24 @@ def _problem_type_of_base(base_config: Any, labels: Mapping[int, str]) -> str | 
     return getattr(base_config, "problem_type", None)
 
 
-def find_adapter_with_head(configs: Mapping[str, Any], active: Sequence[str]) -> str | None:
+def find_adapter_with_head(
+    records: Mapping[str, AdapterRecord], active: Sequence[str]
+) -> str | None:
     """Return the adapter whose head predicts: of several active ones, the last that has a head."""
     for name in reversed(active):
-        config = configs.get(name)
-        if isinstance(config, HoulsbyConfig) and config.record is not None and config.record.heads:
+        if name in records and records[name].heads:
             return name
     return None
 
 
 @contextmanager
-def use_labels(model: Any, config: HoulsbyConfig | None) -> Iterator[None]:
+def use_labels(
+    model: Any, config: HoulsbyConfig | None, record: AdapterRecord | None
+) -> Iterator[None]:
     """Within this context, let a base model compute the loss of an adapter; None: its own loss.
 
     Models of transformers read the labels and the problem type from their configuration, and write
-    the problem type that they infer to it. So they get a copy, and the adapter's record keeps what
-    they have inferred.
+    the problem type that they infer to it. So they get a copy.
     """
     kind = task_kind_of_class(type(model).__name__)
     base_config = getattr(model, "config", None)
@@ -179,32 +182,36 @@ def use_labels(model: Any, config: HoulsbyConfig | None) -> Iterator[None]:
     attributes = vars(model)
     before = {name: attributes[name] for name in ("config", "num_labels") if name in attributes}
     model.config = copy.copy(base_config)
-    if config is not None:
-        model.config.problem_type = _stated_problem_type(config, base_config)
-        if config.labels:
-            model.config.id2label = config.labels
+    if config is not None and record is not None:
+        model.config.problem_type = _stated_problem_type(config, record, base_config)
+        if record.id2label:
+            model.config.id2label = record.id2label
             if "num_labels" in before:
-                model.num_labels = len(config.labels)
+                model.num_labels = len(record.id2label)
     try:
         yield
-        if config is not None:
-            _note_problem_type(config, base_config, model.config.problem_type)
+        if config is not None and record is not None:
+            _note_problem_type(config, record, base_config, model.config.problem_type)
     finally:
         attributes.update(before)
 
 
-def _stated_problem_type(config: HoulsbyConfig, base_config: Any) -> str | None:
-    """Return the problem type of an adapter; None if its labels have to tell."""
-    record = config.record
-    if config.problem_type or record is None:
+def _stated_problem_type(
+    config: HoulsbyConfig, record: AdapterRecord, base_config: Any
+) -> str | None:
+    """Return the problem type of an adapter; None if the labels of a batch have to tell."""
+    if config.problem_type:
         return config.problem_type
     if record.has_labels_of_base:
         return getattr(base_config, "problem_type", None)
     return None if record.is_problem_type_inferred else record.problem_type
 
 
-def _note_problem_type(config: HoulsbyConfig, base_config: Any, problem_type: str | None) -> None:
-    """Record the problem type that a loss has inferred from its labels; predictions depend on it."""
-    if config.record is None or _stated_problem_type(config, base_config) is not None:
-        return
-    config.record = replace(config.record, problem_type=problem_type, is_problem_type_inferred=True)
+def _note_problem_type(
+    config: HoulsbyConfig, record: AdapterRecord, base_config: Any, problem_type: str | None
+) -> None:
+    """Record that the labels of a batch are several per row, as predictions depend on it."""
+    if _stated_problem_type(config, record, base_config) is None:
+        is_multi_label = problem_type == "multi_label_classification"
+        record.problem_type = problem_type if is_multi_label else None
+        record.is_problem_type_inferred = is_multi_label

@@ -28,6 +28,7 @@ from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
+from ..record import AdapterRecord
 from .markdown import Markdown, block, cell, code, escape, link
 from .metadata import as_list, make_metadata, make_widget
 from .results import (
@@ -129,7 +130,7 @@ def make_card(
     """
     config, folder = saved.config, saved.folder
     base, revision = find_base(config, base_model)
-    task, labels = find_task(saved), list((config.labels or {}).values())
+    task, labels = find_task(saved), list((saved.record.id2label or {}).values())
     found = find_results(folder) if results is None else None
     runs, own = read_runs(results or found), zlib.crc32(saved.weights_file.read_bytes())
     runs.sort(
@@ -143,7 +144,7 @@ def make_card(
         else (found or folder / CARD_FILE).resolve().parent.name
     )
     # Not of several labels for a text, nor of the tags of its words.
-    is_choice = config.kind_of_problem != "multi_label_classification" and (
+    is_choice = saved.record.problem_type != "multi_label_classification" and (
         task is None or task.pipeline != "token-classification"
     )
     classes = labels if is_choice else []
@@ -163,7 +164,7 @@ def make_card(
         repo_id=repo_id or (f"user/{name}" if is_repo_id(f"user/{name}") else "user/adapter"),
         is_named=repo_id is not None,
         base_model=base,
-        model_type=base_facts(config).get("model_type"),
+        model_type=base_facts(saved.record).get("model_type"),
         classes=classes,
         share=f"{trained / total:.1%}" if total else "",
         trained=f"{trained:,}",
@@ -176,7 +177,7 @@ def make_card(
         else Markdown(pformat(example, width=100).replace("\n", f"\n{' ' * 8}")),
         answer=answer,
         adapter=adapter_rows(saved, total),
-        base=base_rows(config, revision),
+        base=base_rows(saved.record, revision),
         run=run,
         data=data,
         rows=[f"{split} {count:,}" for split, count in data.get("rows", {}).items()],
@@ -277,9 +278,9 @@ def find_task(saved: SavedAdapter) -> TaskKind | None:
         return None
 
 
-def base_facts(config: HoulsbyConfig) -> dict[str, Any]:
+def base_facts(record: AdapterRecord) -> dict[str, Any]:
     """Return the recorded facts of the base model's configuration."""
-    return dict(((config.record and config.record.base) or {}).get("config", {}))
+    return dict((record.base or {}).get("config", {}))
 
 
 def count_parameters(saved: SavedAdapter) -> dict[str, int]:
@@ -329,15 +330,15 @@ def adapter_rows(saved: SavedAdapter, total: int | None = None) -> Rows:
         "trained parameters": f"{trained:,} ({', '.join(f'{kind} {count:,}' for kind, count in counts.items())})",
         "share of the model": f"{trained / total:.2%} of {total:,} parameters" if total else "",
         "file": f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB",
-        "classes": ", ".join((saved.config.labels or {}).values()),
+        "classes": ", ".join((saved.record.id2label or {}).values()),
     }
     return [(name, text) for name, text in rows.items() if text]
 
 
-def base_rows(config: HoulsbyConfig, revision: str | None) -> Rows:
+def base_rows(record: AdapterRecord, revision: str | None) -> Rows:
     """Describe the base model, beside its name, as pairs of a name and a text."""
     facts = ", ".join(
-        f"{key.replace('_', ' ')} {value}" for key, value in base_facts(config).items()
+        f"{key.replace('_', ' ')} {value}" for key, value in base_facts(record).items()
     )
     return [
         (name, text) for name, text in (("revision", revision), ("configuration", facts)) if text

@@ -13,20 +13,20 @@ def describe(saved: SavedAdapter) -> dict[str, Any]:
     """Return the facts about an adapter as values for JSON. `settings` are those that differ from
     their defaults.
     """
-    config, record, task = saved.config, saved.config.record, find_task(saved)
+    config, record, task = saved.config, saved.record, find_task(saved)
     counts = count_parameters(saved)
     return {
         "adapter": saved.name,
         "task": task.pipeline if task else None,
         "task_type": config.task_type,
-        "problem_type": config.kind_of_problem,
-        "labels": list((config.labels or {}).values()),
+        "problem_type": record.problem_type,
+        "labels": list((record.id2label or {}).values()),
         "max_length": record.max_length if record else None,
         "text_columns": record.text_columns if record else None,
         "base_model": {
             "name": config.base_model_name_or_path,
             "revision": config.revision,
-            "config": base_facts(config),
+            "config": base_facts(record),
         },
         "parameters": {**counts, "total": sum(counts.values())},
         "file_bytes": saved.weights_file.stat().st_size,
@@ -39,7 +39,7 @@ def describe_as_text(saved: SavedAdapter) -> list[tuple[str, str]]:
     config, task = saved.config, find_task(saved)
     base = [
         ("base model", config.base_model_name_or_path or ""),
-        *base_rows(config, config.revision),
+        *base_rows(saved.record, config.revision),
     ]
     rows = [*([("task", task.pipeline)] if task else []), *adapter_rows(saved), *base]
     return [(name, one_line(text)) for name, text in rows]

@@ -115,7 +115,7 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
 
 def recorded_places(config: HoulsbyConfig) -> list[dict[str, str]] | None:
     """Return the places that are recorded of a saved adapter; None for a new one."""
-    return config.record.places if config.is_loaded and config.record else None
+    return config.loaded.record.places if config.loaded else None
 
 
 def look_up_layers(view: View) -> Layers:

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer, _ExcludedModule
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
@@ -20,7 +21,7 @@ from ..coupling import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupl
 from ..errors import AdapterError
 from ..heads.head import find_new, find_trained_modules, needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
-from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, ModelState
 from ..modules import base_module, device_of, dtype_of, is_inside, layers_around, wrapped_modules
 from ..record import AdapterRecord, Place, fold_places
 from ..weights import FILE_PREFIX, first_of
@@ -74,7 +75,7 @@ class Plan:
         """
         model, modules = self.view.model, self.view.modules
         without: list[str] = []
-        if not self.config.is_loaded:
+        if self.config.loaded is None:
             suffixes = tuple(self.config.modules_to_save or ())
             without += [name for name in modules if suffixes and name.endswith(suffixes)]
             without += [*self.view.head, *chain(*self.new)]
@@ -96,7 +97,7 @@ class Plan:
             self.view.model, self.view.head, self.new[0], self.config, self.bottlenecks
         )
         self._check_apart(names)
-        if not self.config.is_loaded and self.config.modules_to_save != []:
+        if self.config.loaded is None and self.config.modules_to_save != []:
             # Output embeddings are also new where the vocabulary has been resized, and PEFT saves
             # those.
             known = [*names, *filter(None, [self.view.output_embedding])]
@@ -130,18 +131,16 @@ class Plan:
         )
         return _ExcludedModule() if is_excluded else False
 
-    def new_layer(
-        self, target: nn.Module, place: Place, batches: dict[int, Any]
-    ) -> HoulsbyTunerLayer:
+    def new_layer(self, target: nn.Module, place: Place, state: ModelState) -> HoulsbyTunerLayer:
         """Return a tuner layer that wraps a module, without any adapter yet."""
         if place.is_norm:
-            return HoulsbyLayerNorm(target, batches)
+            return HoulsbyLayerNorm(target, state)
         base = base_module(target)
         # Convolutions have their channels before their spatial dimensions.
         spatial = (
             len(base.kernel_size) if isinstance(base, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else 0
         )
-        return _class_of(place)(target, self.reference(place), batches, channel_dim=-1 - spatial)  # type: ignore[call-arg]
+        return _class_of(place)(target, self.reference(place), state, channel_dim=-1 - spatial)  # type: ignore[call-arg]
 
     def new_bottleneck(self, place: Place) -> Bottleneck | InvertibleCoupling:
         """Return a new bottleneck for its owner, on the base model's device and, unless quantized,
@@ -186,8 +185,9 @@ class Plan:
             # adapter.
             problem = "part of the names of the model's modules"
         for module in self.view.model.modules():
+            # Trained tokens belong to the adapter that names them.
             is_other = isinstance(module, BaseTunerLayer) and not isinstance(
-                module, HoulsbyTunerLayer
+                module, (HoulsbyTunerLayer, TrainableTokensLayer)
             )
             if is_other and adapter_name in module._get_available_adapters():  # type: ignore[operator]
                 problem = f"that of an adapter of another method, {type(module).__module__}"
@@ -196,8 +196,8 @@ class Plan:
                 f"The name of an adapter must be unique in the model; {adapter_name!r} is {problem}. Give another "
                 f"adapter_name, such as {'task_' + adapter_name!r}."
             )
-        saved = self.config.shapes_in_file
-        if not self.config.is_loaded or saved is None:
+        saved = self.config.loaded.shapes if self.config.loaded else None
+        if saved is None:
             return
         for head in self.heads:
             # The names before that of the head may be mapped while the file is loaded.
@@ -227,11 +227,12 @@ class Plan:
             and needs_two_layer_head(self.view.model, self.config),
             "task_type": find_task_type(self.view.model, self.heads, self.view.modules),
         }
-        record = self.config.record if self.is_recorded else None
-        if record is None:
+        saved = self.config.loaded
+        if saved is None or not self.is_recorded:
             return AdapterRecord(
                 base=self.base, **facts, **label_facts(self.config, self.view.model)
             )
+        record = saved.record
         if differences := compare_fingerprints(record.base, self.base):
             report_other_base(
                 self.config.base_model_name_or_path, self.view.model, differences, adapter_name

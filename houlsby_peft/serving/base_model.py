@@ -20,10 +20,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.downloads import explain_hub_errors, find_packaged
 from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
-from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError, shortened
 from ..heads.tasks import TaskKind
 from ..placement.inference import log_once
+from ..record import AdapterRecord
 from ..weights import FILE_PREFIX, first_of
 
 
@@ -65,7 +65,7 @@ def load_base(
     revision = None
     if name is None:
         name, revision = _recorded_base(saved), saved.config.revision
-    labels = label_arguments(saved.config)
+    labels = label_arguments(saved.record)
     if task.pipeline == "question-answering":
         # Answers have a start and an end, whatever the base model's configuration says.
         labels = {"num_labels": 2}
@@ -107,7 +107,7 @@ def _check_missing_weights(
     """
     prefix = f"{base.base_model_prefix}."
     brought = {key.removeprefix(FILE_PREFIX).removeprefix(prefix) for key in saved.shapes}
-    record = saved.config.record
+    record = saved.record
     heads = tuple(f"{head}.".removeprefix(prefix) for head in (record.heads if record else ()))
     missing, unused = [], []
     for key in sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
@@ -281,12 +281,16 @@ def _embeddings(base: PreTrainedModel) -> nn.Module | None:
     return None
 
 
-def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:
+def label_arguments(record: AdapterRecord) -> dict[str, Any]:
     """Return an adapter's labels in the form of transformers' configurations; empty without."""
-    if config.labels is None:
+    if record.id2label is None:
         return {}
-    label2id = {name: number for number, name in config.labels.items()}
-    return {"id2label": config.labels, "label2id": label2id, "problem_type": config.kind_of_problem}
+    label2id = {name: number for number, name in record.id2label.items()}
+    return {
+        "id2label": record.id2label,
+        "label2id": label2id,
+        "problem_type": record.problem_type,
+    }
 
 
 def _recorded_base(saved: SavedAdapter) -> str:

@@ -106,7 +106,7 @@ def _plan_columns(
     reader: Reader, top_k: int | None, is_json: bool
 ) -> tuple[list[str], Callable[[Any], Row]]:
     """Return the columns of the predictions, and what turns a prediction into their values."""
-    task, kind, classes = reader.task.pipeline, reader.config.kind_of_problem, len(reader.labels)
+    task, kind, classes = reader.task.pipeline, reader.record.problem_type, len(reader.labels)
     if task == "question-answering":
         return ["answer", "score", "start", "end"], dict
     if task != "text-classification":

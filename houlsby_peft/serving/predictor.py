@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..heads.tasks import TaskKind
+from ..record import AdapterRecord
 from .base_model import label_arguments, set_verbosity
 from .readers import READERS, Input, Reader, predict_requests
 
@@ -58,9 +59,14 @@ class Predictor:
         return self.model.peft_config[self.name]  # type: ignore[return-value]
 
     @property
+    def record(self) -> AdapterRecord:
+        """What is recorded of the adapter."""
+        return self.model.base_model.records[self.name]  # type: ignore[operator,no-any-return]
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes by number; empty if there are none."""
-        return tuple(name for _, name in sorted((self.config.labels or {}).items()))
+        return tuple(name for _, name in sorted((self.record.id2label or {}).items()))
 
     def reader(self, called: str | None = None, **options: Any) -> Reader:
         """Return what encodes this adapter's inputs and decodes its outputs.
@@ -145,7 +151,7 @@ class Predictor:
             )
         view = copy.copy(self.model)  # with all modules shared
         view.config = copy.deepcopy(self.model.config)
-        for key, value in label_arguments(self.config).items():
+        for key, value in label_arguments(self.record).items():
             setattr(view.config, key, value)
         view.forward = partial(_forward, self.model, self.name)  # type: ignore[method-assign]
         # Where accelerate has placed the modules, they stay.

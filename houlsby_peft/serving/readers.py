@@ -18,9 +18,9 @@ from peft import PeftModel
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
+from ..record import AdapterRecord
 from ..tables import check_number_of_texts
 from .answers import Windows
 from .base_model import count_positions, count_tokens
@@ -98,12 +98,12 @@ class Reader(ABC):
         self.tokenizer = tokenizer
         self.task = task
         self.called = called or name
-        self.config: HoulsbyConfig = model.peft_config[name]  # type: ignore[assignment]
-        self.labels: dict[int, str] = self.config.labels or model.config.id2label
-        self._trained_on = self.config.record.text_columns if self.config.record else None
+        self.record: AdapterRecord = model.base_model.records[name]  # type: ignore[operator]
+        self.labels: dict[int, str] = self.record.id2label or model.config.id2label
+        self._trained_on = self.record.text_columns
         if self._trained_on and len(self._trained_on) == 2:
             self.example = "An example.", "Another one."
-        self.cut = cut_arguments(tokenizer, model, self.config)
+        self.cut = cut_arguments(tokenizer, model, self.record)
         pad, known = (
             tokenizer.pad_token_id,
             getattr(model.config.get_text_config(), "pad_token_id", None),
@@ -129,7 +129,7 @@ class Reader(ABC):
         check_number_of_texts(
             given, self._trained_on, "--pairs or text_pair", f"The adapter {self.called!r}"
         )
-        kind = self.config.kind_of_problem or self.task.pipeline
+        kind = self.record.problem_type or self.task.pipeline
         has_classes = self.task.pipeline == "text-classification" and kind != "regression"
         for name, value in (("top_k", top_k), ("A threshold", threshold)):
             if value is not None and not has_classes:
@@ -182,8 +182,8 @@ class ClassReader(Reader):
         best first.
         """
         logits = values[0][0]
-        is_multi_label = self.config.kind_of_problem == "multi_label_classification"
-        if self.config.kind_of_problem == "regression":
+        is_multi_label = self.record.problem_type == "multi_label_classification"
+        if self.record.problem_type == "regression":
             scores = logits
         elif is_multi_label or len(self.labels) == 1:
             scores = logits.sigmoid()
@@ -192,7 +192,7 @@ class ClassReader(Reader):
         top_k, threshold = request.top_k, request.threshold
         least = dict.fromkeys(self.labels, -torch.inf if threshold is None else threshold)
         if is_multi_label and threshold is None and top_k is None:
-            recorded = self.config.record and self.config.record.thresholds
+            recorded = self.record.thresholds
             least = dict(enumerate(recorded or [0.5] * len(self.labels)))
         elif top_k is None and not is_multi_label:
             best = int(scores.argmax())
@@ -277,12 +277,12 @@ class AnswerReader(Reader):
         **options: Any,
     ) -> None:
         super().__init__(*args)
-        record = self.config.record
-        longest = max_length or (record and record.max_length) or 384
+        record = self.record
+        longest = max_length or record.max_length or 384
         longest = int(
             min(longest, count_positions(self.model) or 384, self.tokenizer.model_max_length)
         )
-        if null_threshold is None and record:
+        if null_threshold is None:
             null_threshold = record.null_threshold
         self._windows = Windows(self.tokenizer, longest, null_threshold=null_threshold, **options)
 
@@ -408,12 +408,11 @@ def _forward(rows: Sequence[tuple[Reader, Row]]) -> list[list[torch.Tensor]]:
 
 
 def cut_arguments(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel, config: HoulsbyConfig
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel, record: AdapterRecord
 ) -> dict[str, Any]:
     """Return the tokenizer's arguments that cut texts to the adapter's length; empty if no length
     is known.
     """
-    recorded = config.record.max_length if config.record else None
-    lengths = (recorded, tokenizer.model_max_length, count_positions(model))
+    lengths = (record.max_length, tokenizer.model_max_length, count_positions(model))
     known = [int(length) for length in lengths if length and length < LARGE_INTEGER]
     return {"truncation": True, "max_length": min(known)} if known else {}

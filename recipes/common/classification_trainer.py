@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from common.edge import log
 from common.labels import SHOWN
-from common.model import active_config
+from common.model import active_record
 from common.trainer import RecipeTrainer
 
 
@@ -91,12 +91,12 @@ class ClassificationTrainer(RecipeTrainer):
 
     def _record_thresholds(self) -> None:
         """Choose the thresholds of the classes on validation, and record them in an adapter."""
-        config = active_config(self.model)
-        if config is None or config.record is None:
+        record = active_record(self.model)
+        if record is None:
             return
         output = self.predict(self.eval_dataset, metric_key_prefix="kept")
         thresholds = choose_thresholds(expit(output.predictions), np.asarray(output.label_ids))
-        config.record.thresholds = thresholds
+        record.thresholds = thresholds
         log(f"thresholds of the classes: {', '.join(map(str, thresholds[:SHOWN]))}")
 
 

@@ -38,11 +38,13 @@ from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import (
     HoulsbyConfig,
+    HoulsbyModel,
     find_new_modules,
     find_places,
     put_two_layer_head,
 )
 from houlsby_peft.checkpoints.downloads import find_packaged
+from houlsby_peft.record import AdapterRecord
 
 
 _TIMED_ROWS, _TIMED_SECONDS = 1024, 0.05  # of the products that compare the data types
@@ -186,12 +188,9 @@ def adapt(
     """Apply the method to a task's model, and record in an adapter how it reads texts."""
     arguments, method, adapter, _ = command
     adapted = apply_method(model, method, adapter.config(**fields), adapter.init_adapter)
-    if (active := active_config(adapted)) is not None:  # so that `predict` treats texts alike
-        active.record.max_length, active.record.null_threshold = (
-            arguments.max_length,
-            null_threshold,
-        )
-        active.record.text_columns = list(text_columns) or None
+    if (record := active_record(adapted)) is not None:  # so that `predict` treats texts alike
+        record.max_length, record.null_threshold = arguments.max_length, null_threshold
+        record.text_columns = list(text_columns) or None
     return adapted
 
 
@@ -275,10 +274,11 @@ def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
     return [*layers[-k:], *([] if pooler is None else [pooler])]
 
 
-def active_config(model: nn.Module) -> HoulsbyConfig | None:
-    """Return the configuration of the active adapter, or None if it is no Houlsby adapter."""
-    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
-    return config if isinstance(config, HoulsbyConfig) else None
+def active_record(model: nn.Module) -> AdapterRecord | None:
+    """Return what is recorded of the active adapter; None if it is no Houlsby adapter."""
+    if not isinstance(model, PeftModel) or not isinstance(model.base_model, HoulsbyModel):
+        return None
+    return model.base_model.records[model.active_adapter]
 
 
 def keep_in_float32(module: nn.Module) -> None:
@@ -312,8 +312,8 @@ class Saved:
         """Return how texts were read: max_length, null_threshold or text_columns, or None if it is
         not recorded.
         """
-        config = active_config(self.model)
-        value = None if config is None else getattr(config.record, name)
+        record = active_record(self.model)
+        value = None if record is None else getattr(record, name)
         known = self.results if name == "text_columns" else self.results.get("arguments", {})
         return known.get(name) if value is None else value
 
@@ -354,7 +354,7 @@ def load_saved(
         saved = Saved(name, model, AutoTokenizer.from_pretrained(folder), results, names, problem)
     elif (read_object(folder / CONFIG_NAME) or {}).get("peft_type", "HOULSBY") == "HOULSBY":
         adapter = houlsby_peft.load(name, base_model=base, dtype=weights)
-        problem = active_config(adapter.model).kind_of_problem
+        problem = adapter.record.problem_type
         saved = Saved(
             name, adapter.model, adapter.tokenizer, results, tuple(adapter.labels or ()), problem
         )

@@ -60,7 +60,7 @@ def test_labels_are_saved_once_and_as_they_are_written(tmp_path):
     model.save_pretrained(tmp_path)
     assert (tmp_path / "adapter_config.json").read_text(encoding="utf-8").count("退款") == 1
     loaded = HoulsbyConfig.from_pretrained(tmp_path)
-    assert loaded.labels == names
+    assert loaded.saved.record.id2label == names
 
 
 def test_the_name_of_the_base_model_stays_as_it_was_given(tmp_path):

@@ -112,12 +112,13 @@ def test_a_golden_adapter_gives_the_recorded_logits(name, token_ids):
 def test_what_the_files_say_of_the_adapter(name):
     saved = json.loads((GOLDEN / name / "adapter_config.json").read_text())
     config = HoulsbyConfig.from_pretrained(GOLDEN / name)
+    record = config.saved.record
     # The places are not in the files: they come from the table, or are inferred.
     assert saved["target_modules"] is None
     for field, value in {"r": 2, **ADAPTERS[name][1]}.items():
         assert getattr(config, field) == value, field
     if name in HEADS:
-        assert (config.labels, config.kind_of_problem, config.record.two_layer_head) == HEADS[name]
+        assert (record.id2label, record.problem_type, record.two_layer_head) == HEADS[name]
 
 
 if __name__ == "__main__":

@@ -222,7 +222,8 @@ def test_a_name_that_an_adapter_cannot_have_is_refused_and_leaves_the_model_as_i
     before, config = list(model.state_dict()), HoulsbyConfig(r=4)
     with pytest.raises(error, match=re.escape(name)):
         model.add_adapter(name, config)
-    assert config.record is None
+    assert config.saved is None
+    assert list(model.base_model.records) == ["default"]
     assert list(model.state_dict()) == before
     assert list(model.peft_config) == ["default"]
 

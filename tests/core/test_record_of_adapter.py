@@ -66,7 +66,7 @@ def test_a_used_configuration_is_clean_for_any_other_model(make, tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed")
         second = get_peft_model(tiny_bart(id2label={0: "a", 1: "b", 2: "c"}), second_config)
-    assert second.peft_config["default"].record.heads == ["classification_head"]
+    assert second.base_model.records["default"].heads == ["classification_head"]
     first.save_pretrained(tmp_path / "first")
     second.save_pretrained(tmp_path / "second")
     of_first, of_second = (
@@ -85,7 +85,7 @@ def test_labels_keep_their_order(tmp_path):
     names = [f"topic {number}" for number in range(12)]
     config = HoulsbyConfig(r=4, id2label=dict(enumerate(names)))
     get_peft_model(bert_of(*names), config).save_pretrained(tmp_path)
-    assert list(HoulsbyConfig.from_pretrained(tmp_path).labels.values()) == names
+    assert list(HoulsbyConfig.from_pretrained(tmp_path).saved.record.id2label.values()) == names
     assert describe(SavedAdapter.open(tmp_path))["labels"] == names
 
 
@@ -107,7 +107,7 @@ IDS = torch.arange(12).reshape(2, 6)
 def test_a_loaded_configuration_with_another_size_makes_a_new_adapter(saved, change):
     config = HoulsbyConfig.from_pretrained(saved[0])
     config = change(config) or config
-    assert not config.is_loaded
+    assert config.loaded is None
     model = get_peft_model(bert_of("no", "yes", seed=5), config)
     down = (
         next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
@@ -115,14 +115,15 @@ def test_a_loaded_configuration_with_another_size_makes_a_new_adapter(saved, cha
         .down_proj
     )
     assert down.out_features == 2
-    assert config.record.base != HoulsbyConfig.from_pretrained(saved[0]).record.base
+    base_in_file = HoulsbyConfig.from_pretrained(saved[0]).saved.record.base
+    assert model.base_model.records["default"].base != base_in_file
 
 
 def test_a_loaded_configuration_that_is_used_for_loading_keeps_its_record(saved):
     config = HoulsbyConfig.from_pretrained(saved[0])
     model = PeftModel.from_pretrained(bert_of("x", "y"), saved[0], config=config)
     assert model.peft_config["default"] is config
-    assert config.labels == {0: "no", 1: "yes"}
+    assert model.base_model.records["default"].id2label == {0: "no", 1: "yes"}
     torch.testing.assert_close(model(IDS).logits, saved[1])
 
 

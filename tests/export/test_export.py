@@ -83,7 +83,7 @@ def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_p
     make_adapter(tmp_path / "adapter", base, str(base), share_layers=3)
     make_adapter(tmp_path / "other", base, str(base), seed=2)
     adapter = houlsby_peft.load(tmp_path / "adapter")
-    adapter.config.record.max_length = 9
+    adapter.record.max_length = 9
     other = houlsby_peft.load(tmp_path / "other", beside=adapter)
     other.model.set_adapter(other.name)
     adapter.base_model.config.output_hidden_states = True  # which the file leaves out

@@ -52,7 +52,7 @@ def test_a_new_pooler_comes_with_the_adapter(without_pooler, token_ids, tmp_path
     base = load(without_pooler)
     config = HoulsbyConfig(r=4, task_type="SEQ_CLS")
     model = get_peft_model(base, config).eval()
-    assert config.record.heads.count("bert.pooler") == 1
+    assert model.base_model.records["default"].heads.count("bert.pooler") == 1
     perturb(model)
     expected = model(token_ids).logits
     model.save_pretrained(tmp_path)
@@ -83,8 +83,8 @@ def test_it_is_found_in_any_precision_and_after_a_move(without_pooler, dtype):
 
 def test_one_that_is_asked_for_is_trained_once(without_pooler):
     config = HoulsbyConfig(r=4, modules_to_save=["pooler"])
-    get_peft_model(load(without_pooler), config)
-    assert config.record.heads == ["bert.pooler", "classifier"]
+    model = get_peft_model(load(without_pooler), config)
+    assert model.base_model.records["default"].heads == ["bert.pooler", "classifier"]
 
 
 def test_none_is_trained_where_none_is_new(with_pooler, without_pooler):
@@ -93,11 +93,11 @@ def test_none_is_trained_where_none_is_new(with_pooler, without_pooler):
     bare = BertModel.from_pretrained(without_pooler)
     for base in (load(with_pooler), tiny_bert(), bare, offloaded):
         config = HoulsbyConfig(r=4)
-        get_peft_model(base, config)
-        assert not any("pooler" in name for name in config.record.heads)
+        model = get_peft_model(base, config)
+        assert not any("pooler" in name for name in model.base_model.records["default"].heads)
     config = HoulsbyConfig(r=4, modules_to_save=[])
-    get_peft_model(load(without_pooler), config)
-    assert config.record.heads == []
+    model = get_peft_model(load(without_pooler), config)
+    assert model.base_model.records["default"].heads == []
 
 
 def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(
@@ -105,7 +105,7 @@ def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(
 ):
     get_peft_model(load(with_pooler), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(load(without_pooler), tmp_path)
-    assert loaded.peft_config["default"].record.heads == ["classifier"]
+    assert loaded.base_model.records["default"].heads == ["classifier"]
 
 
 @pytest.mark.parametrize(

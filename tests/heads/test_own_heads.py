@@ -88,7 +88,7 @@ def test_adapters_with_other_numbers_of_labels_on_one_base_model(make, token_ids
 
     # Each loads on a base model with another number of labels, alone and beside another.
     loaded = PeftModel.from_pretrained(make(num_labels=3), tmp_path / "five", adapter_name="task_1")
-    assert loaded.peft_config["task_1"].labels == labels(5)
+    assert loaded.base_model.records["task_1"].id2label == labels(5)
     loaded.load_adapter(tmp_path / "one", "task_2")
     for folder, name in (("five", "task_1"), ("one", "task_2")):
         file = load_file(tmp_path / folder / "adapter_model.safetensors")
@@ -135,7 +135,7 @@ def test_the_loss_is_that_of_the_active_adapters_labels(
     torch.testing.assert_close(output.loss, loss(output.logits, targets))
     assert (base.num_labels, base.config.problem_type) == (of_base, None)
     # Inferred from the labels, and recorded for predictions.
-    kind = model.peft_config["own"].kind_of_problem
+    kind = model.base_model.records["own"].problem_type
     assert (kind == "multi_label_classification") == (
         loss is functional.binary_cross_entropy_with_logits
     )
@@ -214,7 +214,7 @@ def test_an_adapter_without_a_head_on_a_model_that_has_a_task_type(token_ids, tm
             if weight.requires_grad and "classifier" in key
         ]
         again = HoulsbyConfig.from_pretrained(tmp_path / "again" / name)
-        assert (again.modules_to_save, again.record.heads) == (saved, [])
+        assert (again.modules_to_save, again.saved.record.heads) == (saved, [])
         PeftModel.from_pretrained(tiny_bert(), tmp_path / "again" / name)
 
 
@@ -267,7 +267,7 @@ def test_the_base_models_configuration_and_the_users_stay_as_they_were(token_ids
         model.save_pretrained(tmp_path)
         # Predictions depend on what the last labels were.
         again = HoulsbyConfig.from_pretrained(tmp_path / name)
-        assert again.kind_of_problem == "multi_label_classification"
+        assert again.saved.record.problem_type == "multi_label_classification"
     assert config.to_dict() == options
     assert model.get_base_model().config is base.config
     assert base.config.to_dict() == config_of_base

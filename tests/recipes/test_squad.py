@@ -309,7 +309,10 @@ class TestRuns:
             )
         assert len(answers) == 5
         # Abstaining is decided by the whole validation split, not by the drawn questions.
-        assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.null_threshold == 0
+        assert (
+            PeftConfig.from_pretrained(tmp_path / "run" / "adapter").saved.record.null_threshold
+            == 0
+        )
         assert find_answers(data, windows, *logits) == answers
 
     @pytest.mark.parametrize("max_length", [75, 200])

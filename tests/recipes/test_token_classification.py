@@ -106,7 +106,9 @@ class TestRuns:
         results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
         assert results["labels"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
         assert results["chosen_by"] == "f1"
-        assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.max_length == 128
+        assert (
+            PeftConfig.from_pretrained(tmp_path / "run" / "adapter").saved.record.max_length == 128
+        )
         model = AutoModelForTokenClassification.from_pretrained(encoder, num_labels=5)
         model = PeftModel.from_pretrained(model, tmp_path / "run" / "adapter").eval()
         tokenizer = AutoTokenizer.from_pretrained(encoder)

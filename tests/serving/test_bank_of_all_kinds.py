@@ -63,7 +63,7 @@ def folders(base, tmp_path_factory):
         model = get_peft_model(auto_class.from_pretrained(base, **head), HoulsbyConfig(r=4))
         perturb(model, seed)
         if task == "more things":
-            model.peft_config["default"].record.max_length = 20
+            model.base_model.records["default"].max_length = 20
         found[task] = tmp_path_factory.mktemp("adapters") / str(seed)
         model.save_pretrained(found[task])
     return found

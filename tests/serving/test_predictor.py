@@ -156,7 +156,7 @@ def test_no_answer_is_given_if_it_scores_higher_than_the_best_span_by_the_thresh
     context = [i for i, part in enumerate(inputs.sequence_ids(0)) if part == 1]
     best = max(float(start[i] + end[j]) for i in context for j in context if i <= j)
     difference = float(start[0] + end[0]) - best
-    model.peft_config["default"].record.null_threshold = difference - 1e-3
+    model.base_model.records["default"].null_threshold = difference - 1e-3
     model.save_pretrained(tmp_path)
     adapter = houlsby_peft.load(tmp_path)
     null = float(start.softmax(-1)[0] * end.softmax(-1)[0])
@@ -230,7 +230,7 @@ def test_texts_are_cut_to_the_length_of_the_training(base, tokenizer, tmp_path):
     model = save(
         tmp_path, AutoModelForSequenceClassification, base, id2label=dict(enumerate("abc"))
     )
-    model.peft_config["default"].record.max_length = 6
+    model.base_model.records["default"].max_length = 6
     model.save_pretrained(tmp_path)
     text = " ".join(WORDS[:3])
     found = houlsby_peft.load(tmp_path).predict(text)[0]
@@ -315,7 +315,7 @@ def test_a_text_is_cut_to_the_positions_behind_that_of_padding(auto_class, label
     text = (QUESTION, CONTEXT) if auto_class is AutoModelForQuestionAnswering else CONTEXT
     assert adapter.tokenizer.model_max_length > 1e20
     assert len(adapter.predict([text])) == len(bank.predict([("a", text)])) == 1
-    assert cut_arguments(adapter.tokenizer, adapter.model, adapter.config)["max_length"] == 38
+    assert cut_arguments(adapter.tokenizer, adapter.model, adapter.record)["max_length"] == 38
 
 
 def test_another_head_cannot_be_put_beside(base, tmp_path):
@@ -340,10 +340,10 @@ def test_the_base_model_can_be_given_as_a_model_and_the_tokenizer_is_its_own(bas
 def test_names_and_kind_that_a_model_gets_after_its_adapter_are_saved(base, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
     adapted = get_peft_model(model, HoulsbyConfig(r=4))
-    assert adapted.peft_config["default"].labels == {0: "LABEL_0", 1: "LABEL_1"}
+    assert adapted.base_model.records["default"].id2label == {0: "LABEL_0", 1: "LABEL_1"}
     model.config.id2label = {0: "no", 1: "yes"}
     model.config.problem_type = "multi_label_classification"
     adapted.save_pretrained(tmp_path)
     saved = HoulsbyConfig.from_pretrained(tmp_path)
-    assert saved.labels == {0: "no", 1: "yes"}
-    assert saved.kind_of_problem == "multi_label_classification"
+    assert saved.saved.record.id2label == {0: "no", 1: "yes"}
+    assert saved.saved.record.problem_type == "multi_label_classification"
