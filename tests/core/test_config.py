@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from peft import PeftConfig, TaskType, get_peft_model
 
@@ -110,3 +111,28 @@ def test_a_configuration_survives_copying_and_its_file(fields, tmp_path):
     config.save_pretrained(tmp_path)
     assert HoulsbyConfig.from_pretrained(tmp_path) == config
     assert PeftConfig.from_pretrained(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("lora_alpha", "scaling"),
+        ("lora_dropout", "dropout"),
+        ("bias", "leave it out"),
+        ("reduction_factor", "use r"),
+        ("layers", "layers_to_transform"),
+    ],
+)
+def test_an_option_of_another_method_is_answered_with_its_counterpart(name, remedy):
+    with pytest.raises(TypeError, match=f"'{name}'.*{remedy}"):
+        HoulsbyConfig(**{name: 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'unheard_of'"):
+        HoulsbyConfig(unheard_of=1)
+
+
+def test_numpy_arrays_and_numbers_are_taken():
+    config = HoulsbyConfig(
+        r=np.int64(4), layers_to_transform=np.array([0, 2]), dropout=np.float32(0.5)
+    )
+    assert (config.r, config.layers_to_transform, config.dropout) == (4, [0, 2], 0.5)
+    json.dumps(config.to_dict())

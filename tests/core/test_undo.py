@@ -1,0 +1,255 @@
+"""Whatever is refused or deleted leaves the model as it was, and what is added again is new."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+
+from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb, perturb_adapter, tiny_bert
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """An adapter's folder, and the logits of its model."""
+    folder = tmp_path_factory.mktemp("saved")
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
+    perturb(model)
+    model.save_pretrained(folder)
+    return folder, model(IDS).logits
+
+
+IDS = torch.arange(15).reshape(3, 5)
+
+
+def without_weights(folder):
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def with_tokens_that_the_file_lacks(folder):
+    change_config(folder, trainable_token_indices=[1])
+
+
+def with_damaged_weights(folder):
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def with_another_size(folder):
+    change_config(folder, r=5)
+
+
+def change_config(folder, **changes):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def state(model):
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    return weights, trained, [type(module) for module in model.modules()]
+
+
+def assert_same(before, after):
+    assert before[1:] == after[1:]
+    assert before[0].keys() == after[0].keys()
+    assert all(torch.equal(before[0][name], weight) for name, weight in after[0].items())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        without_weights,
+        with_tokens_that_the_file_lacks,
+        with_damaged_weights,
+        with_another_size,
+    ],
+)
+class TestWhatCannotBeLoadedLeavesNothing:
+    @pytest.fixture
+    def damaged(self, saved, damage, tmp_path):
+        folder = shutil.copytree(saved[0], tmp_path / "damaged")
+        damage(folder)
+        return str(folder)
+
+    def test_in_a_base_model(self, damaged):
+        base = tiny_bert()
+        before = state(base)
+        with pytest.raises(Exception, match="."):
+            PeftModel.from_pretrained(base, damaged)
+        assert_same(before, state(base))
+        assert not hasattr(base, "peft_config")
+
+    def test_beside_another_adapter(self, damaged):
+        model = get_peft_model(tiny_bert(), HoulsbyConfig(r=3)).eval()
+        before, logits = state(model), model(IDS).logits
+        for name in ("bad", "bad", "worse"):
+            with pytest.raises(Exception, match="."):
+                model.load_adapter(damaged, name)
+        assert_same(before, state(model))
+        assert list(model.peft_config) == list(model.base_model.records) == ["default"]
+        assert model.active_adapters == ["default"]
+        assert torch.equal(model(IDS).logits, logits)
+
+
+def test_an_adapter_with_other_options_is_not_loaded_over_one(saved):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, activation="relu")).eval()
+    before = state(model)
+    with pytest.raises(ValueError, match="activation.*delete_adapter"):
+        model.load_adapter(saved[0], "default")
+    assert_same(before, state(model))
+    model.delete_adapter("default")
+    model.load_adapter(saved[0], "default")
+    model.set_adapter("default")
+    assert torch.equal(model(IDS).logits, saved[1])
+
+
+def test_an_adapter_with_other_classes_is_not_loaded_over_one(saved):
+    names = {0: "x", 1: "y", 2: "z"}
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, id2label=names))
+    with pytest.raises(ValueError, match="labels"):
+        model.load_adapter(saved[0], "default")
+
+
+def test_a_checkpoint_is_loaded_over_its_own_adapter(saved):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
+    model.load_adapter(saved[0], "default", is_trainable=True)  # as the Trainer does at the end
+    assert torch.equal(model(IDS).logits, saved[1])
+
+
+def test_options_given_to_from_pretrained_win(saved):
+    config = HoulsbyConfig.from_pretrained(saved[0])
+    config.scaling = 2.0
+    model = PeftModel.from_pretrained(tiny_bert(), saved[0], config=config)
+    assert model.peft_config["default"] is config
+    branches = [layer.bottleneck("default").scaling for layer in layers_of(model)]
+    assert set(branches) == {2.0}
+
+
+def layers_of(model):
+    return [module for module in model.modules() if hasattr(module, "houlsby_adapter")]
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
+@pytest.mark.parametrize("options", [{}, {"trainable_token_indices": [1, 2]}])
+def test_get_peft_model_on_one_base_makes_everything_anew(options):
+    base, losses = tiny_bert(), []
+    expected = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, init_std=0, **options))
+    expected_loss = expected(IDS, labels=IDS[:, 0] % 3).loss
+    for _ in range(3):
+        model = get_peft_model(base, HoulsbyConfig(r=4, init_std=0, **options))
+        losses.append(model(IDS, labels=IDS[:, 0] % 3).loss.item())
+        perturb(model)
+    assert losses == [expected_loss.item()] * 3
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
+def test_a_base_that_still_holds_an_adapter_in_more_places_takes_one_of_its_name(tmp_path):
+    fewer = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, layers_to_transform=[0])).eval()
+    perturb(fewer)
+    fewer.save_pretrained(tmp_path)
+    base = tiny_bert()
+    get_peft_model(base, HoulsbyConfig(r=4))
+    loaded = PeftModel.from_pretrained(base, tmp_path)
+    assert torch.equal(loaded(IDS).logits, fewer(IDS).logits)
+
+
+def test_one_configuration_serves_adapters_of_several_models(tmp_path):
+    config = HoulsbyConfig(r=4)
+    models = {number: get_peft_model(tiny_bert(num_labels=number), config) for number in (2, 5)}
+    for number, model in models.items():
+        assert model.peft_config["default"] is config
+        model.save_pretrained(tmp_path / str(number))
+    for number in models:
+        record = HoulsbyConfig.from_pretrained(tmp_path / str(number)).saved.record
+        assert len(record.id2label) == number
+    third = get_peft_model(tiny_bert(num_labels=4), config)
+    assert len(third.base_model.records["default"].id2label) == 4
+
+
+@pytest.mark.filterwarnings("ignore:Adapter second was active", "ignore:Already found")
+def test_all_layers_follow_when_transformers_deletes_the_active_adapter():
+    model = tiny_bert()
+    for name, layers in {"first": [0, 1], "third": [2, 3], "second": [0, 1, 2, 3]}.items():
+        model.add_adapter(HoulsbyConfig(r=4, layers_to_transform=layers), name)
+        perturb_adapter(model, name, seed=3)
+    alone = copy.deepcopy(model)
+    model.set_adapter("second")
+    model.delete_adapter("second")
+    assert model.active_adapters() == ["first"]
+    alone.set_adapter("first")
+    assert torch.equal(model(IDS).logits, alone(IDS).logits)
+
+
+def test_disabling_leaves_a_frozen_adapter_frozen(saved):
+    def count(model):
+        return sum(weight.requires_grad for weight in model.parameters())
+
+    frozen = PeftModel.from_pretrained(tiny_bert(), saved[0])
+    trained = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    before = count(trained)
+    for model in (frozen, trained):
+        with model.disable_adapter():
+            assert count(model) == 0
+    assert (count(frozen), count(trained)) == (0, before)
+    trained.add_adapter("other", HoulsbyConfig(r=4))
+    with trained.disable_adapter():
+        trained.set_adapter("other")
+    names = [name for name, weight in trained.named_parameters() if weight.requires_grad]
+    assert names
+    assert all(".other." in name for name in names)
+
+
+class Normalized(torch.nn.Module):
+    """A model with a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(6, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.out = torch.nn.Linear(6, 6)
+
+    def forward(self, hidden):
+        return self.out(self.norm(self.dense(hidden)))
+
+
+def test_a_frozen_batch_norm_keeps_its_statistics(tmp_path):
+    torch.manual_seed(0)
+    base, inputs = Normalized(), torch.randn(8, 6)
+    untouched = copy.deepcopy(base)
+    model = get_peft_model(base, HoulsbyConfig(r=2, target_modules=["dense", "out"]))
+    perturb(model)
+    model.train()
+    trained = model(inputs)
+    # The normalization is the running statistics' in training as well.
+    assert torch.equal(trained, model.eval()(inputs))
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(copy.deepcopy(untouched), tmp_path).eval()
+    assert torch.equal(loaded(inputs), trained)
+    unloaded = model.unload().train()
+    assert torch.equal(unloaded(inputs), untouched.train()(inputs))
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_two_adapters_in_one_backward_pass_of_gradient_checkpointing_are_refused(use_reentrant):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).train()
+    model.add_adapter("second", HoulsbyConfig(r=4))
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    model.enable_input_require_grads()
+    labels = IDS[:, 0] % 3
+    first = model(input_ids=IDS, labels=labels).loss
+    first.backward()  # one after the other is right
+    model.set_adapter("second")
+    model(input_ids=IDS, labels=labels).loss.backward()
+    model.set_adapter("default")
+    loss = model(input_ids=IDS, labels=labels).loss
+    model.set_adapter("second")
+    loss = loss + model(input_ids=IDS, labels=labels).loss
+    with pytest.raises(ValueError, match="backward"):
+        loss.backward()
