@@ -265,7 +265,8 @@ def _check_trained_tokens(config: HoulsbyConfig, path: Path) -> None:
     """Refuse trained tokens that the file lacks, which PEFT would only miss when it has added the
     adapter.
     """
-    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in config.shapes_in_file or ())
+    shapes = (config.saved.shapes if config.saved else None) or {}
+    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in shapes)
     if config.trainable_token_indices and not has_tokens:
         raise AdapterError(
             f"{path} has trainable_token_indices, but {SAFETENSORS_WEIGHTS_NAME} lacks the "

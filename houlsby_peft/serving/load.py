@@ -226,5 +226,5 @@ def removed_on_error(model: PeftModel, name: str) -> Iterator[None]:
     except BaseException:
         if name in model.peft_config:  # unless the tuner has removed it
             tuner: Any = model.base_model
-            (getattr(tuner, "remove_adapter", None) or tuner._remove)(name)
+            tuner.remove_adapter(name)
         raise
