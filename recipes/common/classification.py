@@ -29,7 +29,14 @@ from common.balance import (
     rarest_classes,
 )
 from common.classification_trainer import ClassificationTrainer, last_linear
-from common.data import check_columns, find_text_columns, locate, rows_of, rows_with_text
+from common.data import (
+    check_columns,
+    find_text_columns,
+    locate,
+    rows_of,
+    rows_with_text,
+    with_strings,
+)
 from common.edge import RecipeError, log
 from common.label_reading import (
     classes_of,
@@ -253,6 +260,7 @@ def _rows_to_use(
     """Return the rows that have a label and, to train on, text; check the columns of all splits."""
     usable = {}
     for name, split in splits.items():
+        split = with_strings(split, columns.texts)
         if separator and len(columns.labels) == 1 and columns.labels[0] in split.column_names:
             split = split_labels(split, columns.labels[0], separator)
         is_labeled = name != "test" or has_labels(split, columns.labels)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, Value
 from transformers import PreTrainedTokenizerBase
 
 from common.edge import RecipeError, log
@@ -107,6 +107,18 @@ def check_columns(
                     f"{name}: column {column!r} must hold text, {locate(data, row)} has {text!r}. "
                     "Give it a text, or leave the row out."
                 )
+
+
+def with_strings(data: Dataset, text_columns: Sequence[str]) -> Dataset:
+    """Return the data with numbers as strings, and "" where a text is missing, as in a CSV file."""
+    for column in text_columns:
+        type_ = data.features.get(column)
+        if isinstance(type_, Value) and "binary" not in type_.dtype:
+            texts = []
+            for value in data[column]:
+                texts.append("" if value is None else str(value))
+            data = data.remove_columns(column).add_column(column, texts)
+    return data
 
 
 def rows_with_text(data: Dataset, name: str, text_columns: Sequence[str]) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
@@ -358,6 +359,17 @@ class TestSplit:
 
 
 class TestTexts:
+    def test_texts_that_are_missing_or_numbers(self, tmp_path, capsys):
+        """As in a CSV file: without text, a row is left out; a number is a text."""
+        rows = [{"text": None, "label": "a"}]
+        rows += [{"text": number, "label": "ab"[number % 2]} for number in range(12)]
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        task = load(path)
+        assert "train: 1 row without text left out (line 1)" in capsys.readouterr().out
+        texts = [text for split in task.splits.values() for text in split["text"]]
+        assert sorted(texts) == sorted(map(str, range(12)))
+
     def test_pairs_without_any_text(self, capsys):
         data = Dataset.from_dict({"a": ["x", " ", "", "\n"], "b": ["", "y", "", "\t"]})
         assert rows_with_text(data, "train", ["a", "b"])["a"][:] == ["x", " "]
