@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from common.arguments import Command
+from common.data import sample
 from common.edge import end_with_one_line, log
 from common.glue_tasks import GlueTask, find_tasks, parse_arguments, write_all
 from common.model import Saved
-from common.splits import sample
 from common.task import EVALUATION, run_task
 
 

@@ -27,7 +27,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 from transformers.hf_argparser import HfArg
 
 from common.arguments import DataArguments, RecipeTrainingArguments, parse_command
-from common.data import check_fast
+from common.data import check_fast, sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import Saved
 from common.presets import with_preset
@@ -42,7 +42,6 @@ from common.questions import (
 )
 from common.reading import files_of, load_data
 from common.run import write_json
-from common.splits import sample
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 from houlsby_peft.serving.answers import QUESTION_TOKENS, Windows

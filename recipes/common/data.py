@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, Value
 from transformers import PreTrainedTokenizerBase
 
@@ -142,6 +143,17 @@ def keep_rows(data: Dataset, rows: Sequence[int], name: str, reason: str) -> Dat
     count = f"{len(left_out):,} row{'s' * (len(left_out) > 1)}"
     log(f"{name}: {count} {reason} left out ({locate_first(data, left_out)})")
     return data.select(rows)
+
+
+def sample(data: Dataset, size: int | None) -> Dataset:
+    """Return `size` random rows in their order, or all rows if there are no more.
+
+    The rows do not depend on the seed of the run, so that runs with several seeds differ in nothing
+    else.
+    """
+    if size is None or size >= len(data):
+        return data
+    return data.select(sorted(np.random.default_rng(0).permutation(len(data))[:size]))
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from transformers import TrainingArguments
 
 from common.arguments import DataArguments
-from common.data import locate_first, rows_of
+from common.data import locate_first, rows_of, sample
 from common.edge import RecipeError, log
 from common.reading import files_of
 from common.run import CONTENT, describe_content
@@ -193,14 +193,3 @@ def _was_trained_on(arguments: DataArguments, results: Mapping[str, Any]) -> boo
     if checksum and recorded_checksum:
         return bool(checksum == recorded_checksum)
     return bool(results.get("arguments", {}).get("data") == arguments.data)
-
-
-def sample(data: Dataset, size: int | None) -> Dataset:
-    """Return `size` random rows in their order, or all rows if there are no more.
-
-    The rows do not depend on the seed of the run, so that runs with several seeds differ in nothing
-    else.
-    """
-    if size is None or size >= len(data):
-        return data
-    return data.select(sorted(np.random.default_rng(0).permutation(len(data))[:size]))

@@ -16,13 +16,13 @@ from common import reading
 from common.arguments import DataArguments, RecipeTrainingArguments
 from common.balance import balanced_weights, describe_balance
 from common.classification import ClassificationArguments, load_task
-from common.data import find_text_columns, rows_with_text, tokenize
+from common.data import find_text_columns, rows_with_text, sample, tokenize
 from common.edge import RecipeError
 from common.label_reading import find_label_columns
 from common.labels import MULTI, REGRESSION, SINGLE, Labels, find_labels
 from common.reading import files_of, load_data, read_file
 from common.run import WHERE
-from common.splits import report_repeated, sample, with_validation, without_training_texts
+from common.splits import report_repeated, with_validation, without_training_texts
 from houlsby_peft import AdapterError
 from recipe_runs import write
 

@@ -8,11 +8,11 @@ import numpy as np
 from datasets import Dataset
 
 from common.arguments import RecipeTrainingArguments
+from common.data import sample
 from common.edge import RecipeError
 from common.glue_tasks import TASKS, GlueTask
 from common.model import load_saved
 from common.run import RESULTS_FILE, find_saved, read_object
-from common.splits import sample
 from common.trainer import RecipeTrainer
 
 

@@ -23,10 +23,10 @@ from scipy.special import softmax
 from tqdm.auto import tqdm
 
 from common.arguments import looks_like_a_path
+from common.data import sample
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, save
 from common.scores import proper_name
-from common.splits import sample
 from figures.drawing import draw_line, panels, styles, write_lines
 from figures.finished_run import FinishedRun, load_run
 from figures.pwws import Probabilities, pwws
