@@ -21,13 +21,13 @@ from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 import houlsby_peft
 import paper_tasks
 import text_classification
-from common.arguments import ClassifierArguments, RecipeTrainingArguments, parse_command
+from common.arguments import ClassifierArguments, parse_command
 from common.classification import (
     ClassificationArguments,
     ClassificationTask,
     classification_scores,
 )
-from common.classification_trainer import ClassificationTrainer
+from common.classification_trainer import weighted_loss
 from common.edge import RecipeError
 from common.labels import MULTI, SINGLE, Labels
 from demo import minimal_pairs
@@ -149,10 +149,8 @@ class TestKindsOfLabels:
         assert (folder / "run" / "values.png").exists()
 
     def test_weights_of_rare_classes(self, encoder, tmp_path, capsys):
-        texts, labels = (
-            ["the king is", "the dog is", "the cat runs"] * 16 + ["a queen"] * 4,
-            ["common"] * 48 + ["rare"] * 4,
-        )
+        texts = ["the king is", "the dog is", "the cat runs"] * 16 + ["a queen"] * 4
+        labels = ["common"] * 48 + ["rare"] * 4
         for split in ("train", "validation"):
             write(tmp_path / f"{split}.csv", text=texts, label=labels)
         classify(encoder, tmp_path, tmp_path / "run", "--class_weights", "balanced")
@@ -161,30 +159,18 @@ class TestKindsOfLabels:
         )
 
     @pytest.mark.parametrize("several", [False, True])
-    def test_the_weighted_loss(self, tmp_path, several):
+    def test_the_weighted_loss(self, several):
         """By its formula: the mean over rows of each row's loss times the weight of its class."""
-        logits, weights = (
-            torch.randn(4, 3, generator=torch.manual_seed(0)),
-            torch.tensor([0.5, 1.0, 4.0]),
-        )
-        labels = torch.tensor(
-            [[1.0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]] if several else [0, 2, 1, 0]
-        )
-        trainer = object.__new__(ClassificationTrainer)
-        trainer.weights, trainer.args = (
-            weights,
-            RecipeTrainingArguments(str(tmp_path), use_cpu=True),
-        )
-        loss = trainer.compute_loss(
-            lambda **inputs: type("Output", (), {"logits": inputs["x"]}),
-            {"x": logits, "labels": labels},
-        )
+        logits = torch.randn(4, 3, generator=torch.manual_seed(0))
+        weights = torch.tensor([0.5, 1.0, 4.0])
         if several:
+            labels = torch.tensor([[1.0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]])
             per_class = binary_cross_entropy_with_logits(logits, labels, reduction="none")
             expected = (per_class * torch.where(labels == 1, weights, 1.0)).mean()
         else:
+            labels = torch.tensor([0, 2, 1, 0])
             expected = (cross_entropy(logits, labels, reduction="none") * weights[labels]).mean()
-        assert torch.allclose(loss, expected)
+        assert torch.allclose(weighted_loss(logits, labels, weights), expected)
 
 
 class TestScores:
