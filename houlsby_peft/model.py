@@ -28,7 +28,8 @@ from .placement.plan import Plan
 from .record import AdapterRecord, Place, SavedState
 from .registration import PREFIX
 from .residual import SkipConnection
-from .weights import FILE_PREFIX, check_at_hand, check_tensors
+from .undo import Snapshot
+from .weights import check_at_hand, check_tensors, translate
 
 
 class HoulsbyModel(BaseTuner):
@@ -98,7 +99,7 @@ class HoulsbyModel(BaseTuner):
             self._delete_earlier(adapter_name)
         self._state.records[adapter_name] = record
         self._row_finder = RowFinder(model, self._state.batches)
-        self._before = _Before(model)
+        self._before = Snapshot(model)
         try:
             self._add_heads(plan, adapter_name)
             with _without_rank_pattern(config):
@@ -372,14 +373,9 @@ class HoulsbyModel(BaseTuner):
         name = re.escape(adapter_name)
         own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{name}\.")
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
-        names_in_file = {
-            cls._remove_adapter_name_from_key(key, adapter_name).removeprefix(FILE_PREFIX)
-            for key in expected
-        }
+        names = [cls._remove_adapter_name_from_key(key, adapter_name) for key in expected]
         encoder = getattr(_base(model), "base_model_prefix", "")
-        renamed = {
-            _translate(key, names_in_file, encoder): value for key, value in state_dict.items()
-        }
+        renamed = translate(state_dict, names, encoder)
         remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, renamed)
         # Another method may have wrapped what PEFT names.
         in_model = {re.sub(rf"(\.base_layer)+(?=\.{PREFIX})", "", key): key for key in expected}
@@ -442,40 +438,8 @@ class HoulsbyModel(BaseTuner):
             yield
 
 
-# The modules that adapters put in the place of the base model's.
-_WRAPPERS = (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)
-
-
 def _base(model: nn.Module) -> nn.Module:
     return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def _translate(key: str, names_in_file: set[str], encoder: str) -> str:
-    """Translate a file's key into this model's: `encoder.x` and `bert.encoder.x` are the same."""
-    name = key.removeprefix(FILE_PREFIX)
-    for other in (name, name.removeprefix(f"{encoder}."), f"{encoder}.{name}"):
-        if other in names_in_file:
-            return key.removesuffix(name) + other
-    return key
-
-
-class _Before:
-    """What adding an adapter changes in a model, as it was before."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._wrappers = {module for module in model.modules() if isinstance(module, _WRAPPERS)}
-        self._trained = {weight for weight in model.parameters() if weight.requires_grad}
-
-    def restore(self, model: nn.Module) -> None:
-        """Take out the wrappers that are new, which hold no adapter, and freeze what was frozen."""
-        for key, module in reversed(list(model.named_modules())):  # the inner ones first
-            if not isinstance(module, _WRAPPERS) or module in self._wrappers:
-                continue
-            parent, _, name = key.rpartition(".")
-            attribute = "base_layer" if isinstance(module, HoulsbyTunerLayer) else "original_module"
-            setattr(model.get_submodule(parent), name, getattr(module, attribute))
-        for weight in model.parameters():
-            weight.requires_grad_(weight in self._trained)
 
 
 @contextmanager
