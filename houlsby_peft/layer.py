@@ -1,4 +1,4 @@
-"""The tuner layers: modules of the base model, wrapped, with the bottlenecks or norms of adapters."""
+"""The tuner layers: wrapped modules of the base model, with the bottleneck or norm of adapters."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ def state_of(model: nn.Module) -> ModelState:
         if isinstance(module, HoulsbyTunerLayer):
             return module.state
     return ModelState()
+
+
+def record_of(model: nn.Module, adapter_name: str) -> AdapterRecord:
+    """Return what is recorded of an adapter in a model."""
+    return state_of(model).records[adapter_name]
 
 
 def batch_of(batches: Mapping[int, Batch]) -> Batch | None:

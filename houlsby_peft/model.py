@@ -124,7 +124,7 @@ class HoulsbyModel(BaseTuner):
 
     def _train_heads(self, plan: Plan, adapter_name: str) -> None:
         """Train or freeze the heads of which PEFT does not know, and so has left as they were."""
-        config = self.peft_config[adapter_name]
+        config = self._own_adapters[adapter_name]
         trains = adapter_name in self.active_adapters and not config.inference_mode
         names_of_peft = tuple(config.modules_to_save or ())
         for name in plan.heads:

@@ -123,7 +123,7 @@ def device_of(module: nn.Module) -> torch.device | None:
 
 def dtype_of(module: nn.Module) -> torch.dtype | None:
     """Return the dtype of a module's weights; None if it has none, or if they are quantized."""
-    weight = next(module.parameters(), None)
+    weight: torch.Tensor | None = next(module.parameters(), None)
     if weight is None:
         weight = _first_attribute(module)
     return weight.dtype if weight is not None and weight.is_floating_point() else None

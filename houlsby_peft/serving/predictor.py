@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..heads.tasks import TaskKind
+from ..layer import record_of
 from ..record import AdapterRecord
 from .base_model import label_arguments, set_verbosity
 from .readers import READERS, Input, Reader, predict_requests
@@ -61,7 +62,7 @@ class Predictor:
     @property
     def record(self) -> AdapterRecord:
         """What is recorded of the adapter."""
-        return self.model.base_model.records[self.name]  # type: ignore[operator,no-any-return]
+        return record_of(self.model, self.name)
 
     @property
     def labels(self) -> tuple[str, ...]:
