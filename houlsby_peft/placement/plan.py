@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, ModelStat
 from ..modules import base_module, device_of, dtype_of, is_inside, layers_around, wrapped_modules
 from ..record import AdapterRecord, Place, fold_places
 from ..weights import FILE_PREFIX, first_of
-from .inference import log_once
+from .inference import is_in_any, log_once
 from .places import View, find_places, is_included, output_width, recorded_places
 
 
@@ -37,9 +37,10 @@ class Plan:
     Attributes:
         view: The view of the model.
         places: All places by module name, in the model's order.
-        bottlenecks: Those that get a bottleneck.
-        ends: Those of the invertible module and its inverse: the end of the embeddings, then the output embedding.
-        widths: The width of the output at each bottleneck and end.
+        bottlenecks: The places that get a bottleneck.
+        couplings: The places of the invertible module and its inverse: the end of the embeddings,
+            then the output embedding.
+        widths: The width of the output at each bottleneck and coupling.
         owners: The name of the place that owns the bottleneck of each place. Shared or not, a
             bottleneck is registered only at its owner, the first place that uses it. The end of the
             embeddings owns the invertible module.
@@ -51,68 +52,50 @@ class Plan:
         self.is_recorded = recorded_places(config) is not None
         self.places = find_places(self.view, config)
         self.bottlenecks = {key: place for key, place in self.places.items() if place.is_bottleneck}
-        # The owner comes first: in XLM-R, the output embedding precedes the encoder.
-        ends = sorted(
-            (place for place in self.places.values() if place.is_coupling),
-            key=lambda place: place.position,
-        )
-        self.couplings = {place.key: place for place in ends}
-        self.widths = {
-            key: output_width(key, self.reference(place))
-            for key, place in {**self.bottlenecks, **self.couplings}.items()
-        }
+        couplings = [place for place in self.places.values() if place.is_coupling]
+        # In XLM-R, the output embedding precedes the embeddings, which own the invertible module.
+        couplings.sort(key=lambda place: place.position)
+        self.couplings = {place.key: place for place in couplings}
+        self.widths: dict[str, int] = {}
+        for key, place in {**self.bottlenecks, **self.couplings}.items():
+            self.widths[key] = output_width(key, self.reference(place))
         self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
-        self.owners |= dict.fromkeys(self.couplings, next(iter(self.couplings), ""))
-        if problem := next(_find_problems(model, self.places), None):
-            raise ValueError(f"An adapter cannot wrap {problem}")
+        if self.couplings:
+            embeddings, *_ = self.couplings
+            self.owners |= dict.fromkeys(self.couplings, embeddings)
+        _check_places(model, self.places)
 
     @cached_property
     def base(self) -> dict[str, Any]:
         """The fingerprint of the base model.
 
         For a new adapter, it lacks the task head, and what the checkpoint lacks, such as an unused
-        pooler: these are other ones each time that the model is loaded.
+        pooler. These have other weights each time that the model is loaded.
         """
         model, modules = self.view.model, self.view.modules
         without: list[str] = []
         if self.config.loaded is None:
             suffixes = tuple(self.config.modules_to_save or ())
-            without += [name for name in modules if suffixes and name.endswith(suffixes)]
+            without += [name for name in modules if name.endswith(suffixes)]
             without += [*self.view.head, *chain(*self.new)]
         return fingerprint(model, modules.items(), without)
 
     @cached_property
     def new(self) -> tuple[list[str], list[str]]:
-        """The modules that the base checkpoint lacks, in the encoder and outside of it; see
-        `find_new`.
-        """
+        """The modules that the base checkpoint lacks, in the encoder and outside of it."""
         return find_new(self.view.model, self.view.modules, self.bottlenecks)
 
     @cached_property
     def heads(self) -> dict[str, nn.Module | None]:
-        """The modules that train as a whole, each with the adapter's own module or None for a copy
-        of the base's.
+        """The modules that train as a whole.
+
+        Each has the adapter's own module, or None for a copy of the base model's.
         """
         names = find_trained_modules(
             self.view.model, self.view.head, self.new[0], self.config, self.bottlenecks
         )
         self._check_apart(names)
-        if self.config.loaded is None and self.config.modules_to_save != []:
-            # Output embeddings are also new where the vocabulary has been resized, and PEFT saves
-            # those.
-            known = [*names, *filter(None, [self.view.output_embedding])]
-            left = [
-                name
-                for name in self.new[1]
-                if not any(is_inside(name, other) for other in known)
-                and is_included(name, self.config)
-            ]
-            if outermost := [name for name in left if name.rpartition(".")[0] not in left]:
-                log_once(
-                    f"The base checkpoint has no weights for {', '.join(outermost)} of "
-                    f"{type(self.view.model).__name__}. They stay random, because the adapter neither trains nor "
-                    "saves them: name them in modules_to_save."
-                )
+        self._log_random(names)
         return new_heads(self.view.model, self.config, names)
 
     def reference(self, place: Place) -> nn.Module:
@@ -120,8 +103,9 @@ class Plan:
         return self.view.modules[place.projection]
 
     def match(self, key: str) -> bool | _ExcludedModule:
-        """Return whether PEFT is to adapt a module, by its full name, and whether it is excluded,
-        as PEFT tells it.
+        """Return whether PEFT is to adapt a module, by its full name.
+
+        Like PEFT, tell excluded modules from others.
         """
         if key in self.places:
             return key not in self.couplings
@@ -136,18 +120,17 @@ class Plan:
         if place.is_norm:
             return HoulsbyLayerNorm(target, state)
         base = base_module(target)
-        # Convolutions have their channels before their spatial dimensions.
-        spatial = (
-            len(base.kernel_size) if isinstance(base, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else 0
-        )
-        return _class_of(place)(target, self.reference(place), state, channel_dim=-1 - spatial)  # type: ignore[call-arg]
+        channel_dim = -1
+        if isinstance(base, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            # Channels come before the spatial dimensions.
+            channel_dim -= len(base.kernel_size)
+        return _class_of(place)(target, self.reference(place), batches, channel_dim=channel_dim)  # type: ignore[call-arg]
 
     def new_bottleneck(self, place: Place) -> Bottleneck | InvertibleCoupling:
-        """Return a new bottleneck for its owner, on the base model's device and, unless quantized,
-        in its dtype.
+        """Return a new bottleneck for its owner; an invertible module for the embeddings' end.
 
-        For the end of the embeddings, it is an invertible module. It is on the meta device if that
-        is the default device, as it is while PEFT adds an adapter to be loaded.
+        It is on the base model's device and, unless that is quantized, in its dtype. It is on the
+        meta device if that is the default device, as while PEFT adds an adapter to be loaded.
         """
         config, width, reference = self.config, self.widths[place.key], self.reference(place)
         bottleneck: Bottleneck | InvertibleCoupling
@@ -161,53 +144,19 @@ class Plan:
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
 
     def check(self, adapter_name: str) -> None:
-        """Refuse what the model cannot take, before it is changed: a name, or weights without a
-        head.
+        """Refuse what the model cannot take, before it is changed.
+
+        Raises:
+            ValueError: The model cannot have an adapter of this name.
+            AdapterError: The file of a saved adapter lacks its head.
         """
-        with torch.device("meta"):
-            first = [
-                next(iter(places.values()))
-                for places in (self.bottlenecks, self.couplings)
-                if places
-            ]
-            owned = [self.new_bottleneck(place) for place in first]
-        names = [name for module in owned for name in module.state_dict()]
-        names += [
-            name
-            for base in self.view.modules.values()
-            for name, _ in base.named_parameters(recurse=False)
-        ]
-        names += [*self.view.modules, FILE_PREFIX]
-        names.append("base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm")
-        problem = None
-        if adapter_name in {part for name in names for part in name.split(".")}:
-            # PEFT leaves out the weights whose names have such a part when it saves another
-            # adapter.
-            problem = "part of the names of the model's modules"
-        for module in self.view.model.modules():
-            # Trained tokens belong to the adapter that names them.
-            is_other = isinstance(module, BaseTunerLayer) and not isinstance(
-                module, (HoulsbyTunerLayer, TrainableTokensLayer)
-            )
-            if is_other and adapter_name in module._get_available_adapters():  # type: ignore[operator]
-                problem = f"that of an adapter of another method, {type(module).__module__}"
-        if problem:
+        if problem := self._find_problem_of_adapter_name(adapter_name):
             raise ValueError(
-                f"The name of an adapter must be unique in the model; {adapter_name!r} is {problem}. Give another "
-                f"adapter_name, such as {'task_' + adapter_name!r}."
+                "The name of an adapter must have no dots and be unique in the model; got "
+                f"{adapter_name!r}, which {problem}. Give another adapter_name, such as "
+                f"{'task_' + adapter_name.replace('.', '_')!r}."
             )
-        saved = self.config.loaded.shapes if self.config.loaded else None
-        if saved is None:
-            return
-        for head in self.heads:
-            # The names before that of the head may be mapped while the file is loaded.
-            ends = [f".{head.rpartition('.')[2]}.{name}" for name in self.head(head).state_dict()]
-            missing = [end[1:] for end in ends if not any(name.endswith(end) for name in saved)]
-            if missing:
-                # PEFT would fail after it has changed the model.
-                raise AdapterError(
-                    f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
-                )
+        self._check_heads_in_file()
 
     def head(self, name: str) -> nn.Module:
         """Return a head as the adapter has it: its own, or the base model's."""
@@ -215,48 +164,131 @@ class Plan:
         return head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
 
     def new_record(self, adapter_name: str = "default") -> AdapterRecord:
-        """Return the record of the adapter that this plan adds; a saved one keeps what its file
-        says of it.
+        """Return the record of the adapter that this plan adds.
 
-        A saved adapter of another base model is reported.
+        A saved adapter keeps what its file says of it. Report a saved adapter of another base
+        model.
         """
+        model, heads = self.view.model, self.heads
         facts: dict[str, Any] = {
             "places": fold_places(self.places.values(), self.view.encoder),
-            "heads": list(self.heads),
-            "two_layer_head": bool(self.heads)
-            and needs_two_layer_head(self.view.model, self.config),
-            "task_type": find_task_type(self.view.model, self.heads, self.view.modules),
+            "heads": list(heads),
+            "two_layer_head": bool(heads) and needs_two_layer_head(model, self.config),
+            "task_type": find_task_type(model, heads, self.view.modules),
         }
-        saved = self.config.loaded
-        if saved is None or not self.is_recorded:
-            return AdapterRecord(
-                base=self.base, **facts, **label_facts(self.config, self.view.model)
-            )
-        record = saved.record
+        record = self.config.record if self.is_recorded else None
+        if record is None:
+            return AdapterRecord(base=self.base, **facts, **label_facts(self.config, model))
         if differences := compare_fingerprints(record.base, self.base):
-            report_other_base(
-                self.config.base_model_name_or_path, self.view.model, differences, adapter_name
-            )
+            report_other_base(self.config.base_model_name_or_path, model, differences, adapter_name)
         facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
         return replace(record, **facts)
 
+    def _find_problem_of_adapter_name(self, adapter_name: str) -> str | None:
+        """Return why the model cannot have an adapter of this name; None if it can."""
+        if not adapter_name:
+            return "is empty"
+        if "." in adapter_name:
+            return "has a dot"
+        # Where a layer keeps the modules of its adapters.
+        if hasattr(nn.ModuleDict(), adapter_name):
+            return "is an attribute of torch.nn.ModuleDict"
+        if adapter_name in self._name_parts():
+            return "is part of the names of the model's modules"
+        for module in self.view.model.modules():
+            if isinstance(module, HoulsbyTunerLayer) or not isinstance(module, BaseTunerLayer):
+                continue
+            if adapter_name in module._get_available_adapters():  # type: ignore[operator]
+                return f"is the name of an adapter of another method, {type(module).__module__}"
+        return None
+
+    def _name_parts(self) -> set[str]:
+        """Return the parts of all names of modules and weights, with this adapter's.
+
+        When PEFT saves another adapter, it leaves out the weights with this adapter's name in
+        theirs.
+        """
+        names = [
+            FILE_PREFIX,
+            "base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm",
+            *self.view.modules,
+        ]
+        for module in self.view.modules.values():
+            names += dict(module.named_parameters(recurse=False))
+        with torch.device("meta"):
+            for places in (self.bottlenecks, self.couplings):
+                for place in islice(places.values(), 1):
+                    names += self.new_bottleneck(place).state_dict()
+        return set(".".join(names).split("."))
+
+    def _check_heads_in_file(self) -> None:
+        """Refuse a saved adapter without the weights of its head.
+
+        PEFT would fail after it has changed the model.
+        """
+        saved = self.config.shapes_in_file
+        if not self.config.is_loaded or saved is None:
+            return
+        for head in self.heads:
+            missing = []
+            for name in self.head(head).state_dict():
+                # The names before that of the head may be mapped while the file is loaded.
+                suffix = f"{head.rpartition('.')[2]}.{name}"
+                if not any(key.endswith(f".{suffix}") for key in saved):
+                    missing.append(suffix)
+            if missing:
+                raise AdapterError(
+                    "The weights of a saved adapter must include its head; its file lacks "
+                    f"{first_of(missing)}."
+                )
+
+    def _log_random(self, heads: Collection[str]) -> None:
+        """Log which modules outside the encoder stay random, because only the adapter could save
+        them.
+        """
+        if self.config.is_loaded or self.config.modules_to_save == []:
+            return
+        saved = list(heads)
+        if self.view.output_embedding is not None:
+            # PEFT saves it where the vocabulary has been resized, which also makes it new.
+            saved.append(self.view.output_embedding)
+        random_modules: list[str] = []
+        for name in self.new[1]:
+            is_saved = is_in_any(name, saved) or is_in_any(name, random_modules)
+            if not is_saved and is_included(name, self.config):
+                random_modules.append(name)
+        if random_modules:
+            log_once(
+                f"The base checkpoint has no weights for {', '.join(random_modules)} of "
+                f"{type(self.view.model).__name__}. They stay random, because the adapter neither "
+                "trains nor saves them: name them in modules_to_save."
+            )
+
     def _check_apart(self, heads: Collection[str]) -> None:
-        """Refuse to train as a whole what holds a place of another adapter, or the other way round.
+        """Refuse that one adapter trains a module as a whole and another one adapts a part of it.
 
         A copy of the module would hold the other adapter's weights, and neither adapter could be
         saved.
         """
+        for whole, part in self._overlaps(heads):
+            raise ValueError(
+                "A module that one adapter trains as a whole cannot hold what another adapter of "
+                f"the same model adapts; {whole!r} is trained as a whole, and {part!r} is adapted. "
+                "Give both adapters the same modules_to_save, or add them to two models. unload() "
+                "removes what deleted adapters leave."
+            )
+
+    def _overlaps(self, heads: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield the modules that train as a whole, each with an adapted module inside it."""
         for key, wrapper in wrapped_modules(self.view.model):
             if isinstance(wrapper, ModulesToSaveWrapper):
-                clash = next(((key, name) for name in self.places if is_inside(name, key)), None)
+                for place in self.places:
+                    if is_inside(place, key):
+                        yield key, place
             else:
-                clash = next(((name, key) for name in heads if is_inside(key, name)), None)
-            if clash:
-                raise ValueError(
-                    "A module that one adapter trains as a whole cannot hold what another adapter of the same model "
-                    f"adapts; {clash[0]!r} is trained as a whole, and {clash[1]!r} is adapted. Give both adapters the "
-                    "same modules_to_save, or add them to two models. unload() removes what deleted adapters leave."
-                )
+                for head in heads:
+                    if is_inside(key, head):
+                        yield head, key
 
 
 def _find_owners(
@@ -265,77 +297,97 @@ def _find_owners(
     """Return the owner of the bottleneck of each place; an owner maps to itself.
 
     Houlsby et al. 2019 give each position a separate bottleneck. Mohebbi and Rajaei 2020 share one
-    within a layer, or across three consecutive layers of a stack ("3-shared"), counted from the
-    stack's layer 0 whichever layers are adapted. Stacks (the encoder, the decoder) never share with
-    each other, nor do positions of different width. Modules outside any list of layers count as one
-    layer.
+    within a layer, or across three consecutive layers of a stack ("3-shared"). Groups are counted
+    from the stack's layer 0, whichever layers are adapted. Stacks (the encoder, the decoder) never
+    share with each other, nor do positions of different width. Modules outside any list of layers
+    count as one layer.
     """
     if share_layers == 0:
         return {key: key for key in places}
+    owners = {}
     first_of_group: dict[tuple[str, int, int], str] = {}
-    return {
-        key: first_of_group.setdefault(
-            (place.stack, (place.layer or 0) // share_layers, widths[key]), key
-        )
-        for key, place in places.items()
-    }
+    for key, place in places.items():
+        group = place.stack, (place.layer or 0) // share_layers, widths[key]
+        owners[key] = first_of_group.setdefault(group, key)
+    return owners
 
 
 def _class_of(place: Place) -> type[HoulsbyTunerLayer]:
     """Return the class of the tuner layer at a place."""
-    ends = {"embeddings": HoulsbyEmbedding, "output_embedding": HoulsbyOutputEmbedding}
-    return HoulsbyLayerNorm if place.is_norm else ends.get(place.position, HoulsbyLayer)
+    couplings = {"embeddings": HoulsbyEmbedding, "output_embedding": HoulsbyOutputEmbedding}
+    return HoulsbyLayerNorm if place.is_norm else couplings.get(place.position, HoulsbyLayer)
 
 
-def _find_problems(model: nn.Module, places: Mapping[str, Place]) -> Iterator[str]:
-    """Yield which modules cannot be wrapped, with the reason and what to do instead.
+def _check_places(model: nn.Module, places: Mapping[str, Place]) -> None:
+    """Refuse places that cannot be wrapped, with the reason and what to do instead.
 
     They would not be called, or only by one of their parents, or be saved under names that no other
     model has.
     """
-    holders: dict[nn.Module | None, list[str]] = {}
+    names: dict[nn.Module | None, list[str]] = {}
     for outer, parent in model.named_modules():
         for name, child in parent._modules.items():
-            holders.setdefault(child, []).append(f"{outer}.{name}".strip("."))
-    for key, place in places.items():
-        outer, module = "", model
-        for part in key.split("."):
-            if isinstance(module, nn.MultiheadAttention):
-                yield (
-                    f"{key!r}: nn.MultiheadAttention never calls its parts. Name the attention itself in "
-                    f"target_modules: {outer!r}."
-                )
-            if (
-                isinstance(module, nn.TransformerEncoderLayer)
-                and torch.backends.mha.get_fastpath_enabled()
-            ):
-                yield (
-                    f"{key!r}: in evaluation, the fast path of nn.TransformerEncoderLayer does not call it. Switch it "
-                    "off in every process that uses the adapter: torch.backends.mha.set_fastpath_enabled(False)."
-                )
-            is_wrapped = isinstance(module, BaseTunerLayer) or (
-                outer in places and places[outer].is_bottleneck
+            names.setdefault(child, []).append(f"{outer}.{name}".strip("."))
+    for place in places.values():
+        module = model.get_submodule(place.key)
+        problem = (
+            _find_problem_around(model, place, places)
+            or _find_problem_of_wrappers(module, place)
+            or _find_problem_of_aliases(names[module])
+        )
+        if problem:
+            raise ValueError(f"An adapter cannot wrap {problem}")
+
+
+def _find_problem_around(model: nn.Module, place: Place, places: Mapping[str, Place]) -> str | None:
+    """Return why a place cannot be inside the modules around it; None if it can."""
+    outer, module = "", model
+    for part in place.key.split("."):
+        if isinstance(module, nn.MultiheadAttention):
+            return (
+                f"{place.key!r}: nn.MultiheadAttention never calls its parts. Name the attention "
+                f"itself in target_modules: {outer!r}."
             )
-            if place.is_bottleneck and is_wrapped:
-                yield (
-                    f"{key!r}: it is inside {outer!r}, which has a bottleneck. Leave one of the two out of "
-                    "target_modules, or name it in exclude_modules."
-                )
-            outer, module = f"{outer}.{part}".strip("."), module.get_submodule(part)
-        if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
-            yield (
-                f"{key!r}: it already is a {type(module).__name__} for another adapter, and a module holds either a "
-                "bottleneck or a trained norm. Give both adapters the same target_modules there."
+        is_fast = torch.backends.mha.get_fastpath_enabled()
+        if isinstance(module, nn.TransformerEncoderLayer) and is_fast:
+            return (
+                f"{place.key!r}: in evaluation, the fast path of nn.TransformerEncoderLayer does "
+                "not call it. Switch it off in every process that uses the adapter: "
+                "torch.backends.mha.set_fastpath_enabled(False)."
             )
-        if (around := [*layers_around(module)]) and not any(
-            isinstance(layer, HoulsbyTunerLayer) for layer in around
-        ):
-            yield (
-                f"{key!r}: it is a layer of another method, {type(module).__module__}, whose weights would be saved "
-                "under names that no other model has. Add this adapter before that of the other method."
+        gets_bottleneck = outer in places and places[outer].is_bottleneck
+        if place.is_bottleneck and (gets_bottleneck or isinstance(module, BaseTunerLayer)):
+            return (
+                f"{place.key!r}: it is inside {outer!r}, which has a bottleneck. Leave one of the "
+                "two out of target_modules, or name it in exclude_modules."
             )
-        if len(names := holders[module]) > 1:
-            yield (
-                f"{names[0]!r}: it is also {names[1]!r}, which would stay without the adapter. Leave it out with "
-                f"exclude_modules={names[:1]}, or name modules inside it in target_modules."
-            )
+        outer, module = f"{outer}.{part}".strip("."), module.get_submodule(part)
+    return None
+
+
+def _find_problem_of_wrappers(module: nn.Module, place: Place) -> str | None:
+    """Return why the adapters at a place allow no further one; None if they do."""
+    if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
+        return (
+            f"{place.key!r}: it already is a {type(module).__name__} for another adapter, and a "
+            "module holds either a bottleneck or a trained norm. Give both adapters the same "
+            "target_modules there."
+        )
+    layers = list(layers_around(module))
+    if layers and not any(isinstance(layer, HoulsbyTunerLayer) for layer in layers):
+        return (
+            f"{place.key!r}: it is a layer of another method, {type(module).__module__}, whose "
+            "weights would be saved under names that no other model has. Add this adapter before "
+            "that of the other method."
+        )
+    return None
+
+
+def _find_problem_of_aliases(names: list[str]) -> str | None:
+    """Return why a module of these names cannot be wrapped; None if it has one name only."""
+    if len(names) == 1:
+        return None
+    return (
+        f"{names[0]!r}: it is also {names[1]!r}, which would stay without the adapter. Leave it "
+        f"out with exclude_modules={names[:1]}, or name modules inside it in target_modules."
+    )

@@ -2,14 +2,14 @@
 
 As a command, from the model's configuration alone; no weights are needed:
 
-    python -m houlsby_peft.placement bert-base-uncased --r 64 --model_class
-    AutoModelForSequenceClassification
+    python -m houlsby_peft.placement bert-base-uncased --model_class BertForSequenceClassification
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import transformers
@@ -23,11 +23,10 @@ from .plan import Plan
 
 
 def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
-    """Return a readable map of where the adapters of a configuration go in a model, and how large
-    they are.
+    """Return a readable map of the places and sizes of a configuration's adapters in a model.
 
     The map has a line for each kind of place, with its layers folded, the module's name and the
-    width of its output; then the numbers of trained parameters. The model is not changed, and may
+    width of its output. The numbers of trained parameters follow. The model is not changed, and may
     be on the meta device.
 
     Args:
@@ -38,41 +37,12 @@ def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
         ValueError: The places cannot be found; see `find_places`.
     """
     plan = Plan(model, config or HoulsbyConfig())
-    rows = []
-    by_width: dict[int, list[Place]] = {}
-    for key, place in plan.places.items():
-        by_width.setdefault(output_width(key, plan.reference(place)), []).append(place)
-    for width, places in by_width.items():
-        for row in fold_places(places):
-            layers = f"{row['stack']}.{row['layers']}".lstrip(".") if row["layers"] else ""
-            rows.append((layers, row["position"], row["module"], f"{width:,}"))
-    with torch.device("meta"):
-        owned = [
-            plan.new_bottleneck(place)
-            for key, place in plan.bottlenecks.items()
-            if plan.owners[key] == key
-        ]
-        couplings = [
-            plan.new_bottleneck(place)
-            for key, place in plan.couplings.items()
-            if plan.owners[key] == key
-        ]
-    # A place on a tuner layer counts as the module that it wraps.
-    norms = [plan.reference(place) for place in plan.places.values() if place.is_norm]
-    trained: dict[str, Sequence[nn.Module]] = {
-        f"{len(owned)} bottlenecks at {len(plan.bottlenecks)} places (r={plan.config.r})": owned,
-        f"{len(norms)} norms": norms,
-        **({f"invertible module ({plan.config.invertible})": couplings} if couplings else {}),
-        **{
-            f"module to save: {key}": [own or model.get_submodule(key)]
-            for key, own in plan.heads.items()
-        },
-    }
-    sizes = {what: sum(_size(module) for module in modules) for what, modules in trained.items()}
-    total, base = sum(sizes.values()), _size(model)
-    sizes[f"trainable ({total / base:.2%} of the base model's {base:,})"] = total
-    numbers = [(what, f"{size:,}") for what, size in sizes.items()]
-    return "\n".join([type(model).__name__, "", *_align(rows), "", *_align(numbers)])
+    sizes = _count_parameters(plan)
+    trainable, total = sum(sizes.values()), _size(model)
+    sizes[f"trainable ({trainable / total:.2%} of the base model's {total:,})"] = trainable
+    numbers = [(part, f"{size:,}") for part, size in sizes.items()]
+    places = _align(_describe_places(plan))
+    return "\n".join([type(model).__name__, "", *places, "", *_align(numbers)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,32 +67,71 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = vars(parser.parse_args(arguments))
     name, model_class = options.pop("model"), options.pop("model_class")
     try:
-        # On the meta device, from its configuration; code from the Hub is not run.
-        model_config = transformers.AutoConfig.from_pretrained(
-            find_packaged(name), trust_remote_code=False
-        )
-        class_name = model_class or next(iter(model_config.architectures or []), "AutoModel")
-        cls = getattr(transformers, class_name)
-        with torch.device("meta"):
-            model = (
-                cls.from_config(model_config)
-                if class_name.startswith("Auto")
-                else cls(model_config)
-            )
+        model = _make_empty(name, model_class)
         print(placement_map(model, HoulsbyConfig(**options)))
     except (AttributeError, OSError, ValueError) as error:
         parser.error(str(error))
+
+
+def _make_empty(name: str, class_name: str | None) -> nn.Module:
+    """Return a model without weights, from its configuration; code from the Hub is not run."""
+    config = transformers.AutoConfig.from_pretrained(find_packaged(name), trust_remote_code=False)
+    if class_name is None:
+        class_name, *_ = config.architectures or ["AutoModel"]
+    model_class: Any = getattr(transformers, class_name)
+    make = model_class.from_config if class_name.startswith("Auto") else model_class
+    with torch.device("meta"):
+        model: nn.Module = make(config)
+    return model
+
+
+def _describe_places(plan: Plan) -> list[tuple[str, ...]]:
+    """Return layers, position, module and width of each kind of place."""
+    by_width: dict[int, list[Place]] = {}
+    for key, place in plan.places.items():
+        by_width.setdefault(output_width(key, plan.reference(place)), []).append(place)
+    kinds = []
+    for width, places in by_width.items():
+        for kind in fold_places(places):
+            layers = f"{kind['stack']}.{kind['layers']}".strip(".")
+            kinds.append((layers, kind["position"], kind["module"], f"{width:,}"))
+    return kinds
+
+
+def _count_parameters(plan: Plan) -> dict[str, int]:
+    """Return the numbers of parameters that train, by what they belong to."""
+    config = plan.config
+    with torch.device("meta"):
+        bottlenecks = _make_owned(plan, plan.bottlenecks)
+        couplings = _make_owned(plan, plan.couplings)
+    # A place on a tuner layer counts as the module that it wraps.
+    norms = [plan.reference(place) for place in plan.places.values() if place.is_norm]
+    places = f"{len(bottlenecks)} bottlenecks at {len(plan.bottlenecks)} places (r={config.r})"
+    sizes = {
+        places: sum(map(_size, bottlenecks)),
+        f"{len(norms)} norms": sum(map(_size, norms)),
+    }
+    if couplings:
+        sizes[f"invertible module ({config.invertible})"] = sum(map(_size, couplings))
+    for name in plan.heads:
+        sizes[f"module to save: {name}"] = _size(plan.head(name))
+    return sizes
+
+
+def _make_owned(plan: Plan, places: Mapping[str, Place]) -> list[nn.Module]:
+    """Return a new module for each of these places that owns one."""
+    return [plan.new_bottleneck(place) for key, place in places.items() if plan.owners[key] == key]
 
 
 def _size(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines with aligned columns; the last column holds numbers, which are aligned
-    to the right.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([*map(str.ljust, row[:-1], widths), row[-1].rjust(widths[-1])]) for row in rows
-    ]
+def _align(lines: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return lines with aligned columns; the numbers in the last one are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = []
+    for *cells, number in lines:
+        padded = [*map(str.ljust, cells, widths), number.rjust(widths[-1])]
+        aligned.append("  ".join(padded))
+    return aligned

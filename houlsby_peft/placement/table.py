@@ -2,31 +2,32 @@
 
 Houlsby et al. 2019 (figure 2, left) insert the adapter after the projection of a sub-layer and its
 dropout, before the skip connection and the norm. `SubLayer.output` names the last module before the
-skip connection: a dropout if the model has a module for it, else the projection. The rows follow
+skip connection: a dropout if the model has a module for it, else the projection. The table follows
 three decisions:
 
 - A dropout module that serves both sub-layers, or a functional dropout, cannot be wrapped, so the
-  projection is. In training the dropout then comes after the adapter; in evaluation there is no
+  projection is. In training the dropout then comes after the adapter. In evaluation there is no
   difference.
 - A norm between the projection and the skip connection (Gemma 2 to 4, OLMo 2) stays after the
-  adapter, as the paper's norm does, because it is trained like every norm of the layer. So does a
-  factor without a module (BEiT's layer scale, the half of a Conformer's feed-forwards).
+  adapter, as the paper's norm does, because it is trained like every norm of the layer. A factor
+  without a module stays after the adapter as well (BEiT's layer scale, the half of a Conformer's
+  feed-forwards).
 - Where attention and feed-forward run in parallel (Falcon, GPT-J, GPT-NeoX, Phi), they share a skip
-  connection: each output gets an adapter, and the sum of both meets the skip connection.
+  connection. Each output gets an adapter, and the sum of both meets the skip connection.
 
 A hybrid has layers of several kinds. Each sub-layer that is an attention or a feed-forward gets an
-adapter; a state-space model or a convolution in its place gets none.
+adapter. A state-space model or a convolution in its place gets none.
 
-To add an architecture, read its layer's `forward`, and add its `model_type` to the row of this
-layer, or write a new row here and in `tests/support/architecture_rows.py`.
+To add an architecture, read its layer's `forward`. Add its `model_type` to the architecture with
+this layer, or write a new one here and its case in `tests/support/architecture_cases.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count, takewhile
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,24 @@ class SubLayer:
 
 
 _Ends: TypeAlias = SubLayer | str | tuple[SubLayer | str, ...] | None
+_Description = TypeVar("_Description")
 CROSS = "cross_attention"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A list of equal layers, or the layers of one kind in a list: a layer is of the first kind
-        that fits it.
+    """A list of equal layers, or the layers of one kind in a list.
 
-    A sub-layer may be the name of its output alone.
+    A layer is of the first kind that fits it. A sub-layer may be the name of its output alone.
 
     Args:
         layers: The end of the list's name: `encoder.layer` matches `bert.encoder.layer`.
-        attention: The attention that every layer has, or several; None if these layers have none.
-        feed_forward: The feed-forward that every layer has, or several; None if these layers have none.
-        cross_attention: The attention of a decoder to the encoder's output; None if no layer has one.
-        has: A further module that layers of this kind have, if the sub-layers do not tell them from other kinds.
+        attention: The attention of each of these layers, or several; None if they have none.
+        feed_forward: The feed-forward of each of these layers, or several; None if they have none.
+        cross_attention: The attention of a decoder to the encoder's output. Only some of the layers
+            may have one.
+        has: A further module that layers of this kind have, if the sub-layers do not tell them from
+            other kinds.
     """
 
     layers: str
@@ -84,32 +87,38 @@ class Stack:
     @property
     def positions(self) -> list[tuple[str, SubLayer]]:
         """All sub-layers with their positions; most architectures have one of each in a layer."""
-        each = (
+        positions = []
+        for position, ends in (
             ("attention", self.attention),
             ("feed_forward", self.feed_forward),
             (CROSS, self.cross_attention),
-        )
-        return [
-            (position, end if isinstance(end, SubLayer) else SubLayer(end))
-            for position, ends in each
-            for end in (ends if isinstance(ends, tuple) else (ends,))
-            if end is not None
-        ]
+        ):
+            for end in ends if isinstance(ends, tuple) else (ends,):
+                if isinstance(end, str):
+                    end = SubLayer(end)
+                if end is not None:
+                    positions.append((position, end))
+        return positions
 
     def find(self, exists: Callable[[str], bool]) -> list[tuple[str, SubLayer]] | None:
-        """Return the sub-layers of a layer, whose modules exist, with their positions; None for
-        another kind.
+        """Return the sub-layers of a layer, with their positions; None for another kind of layer.
+
+        Args:
+            exists: Whether the layer has a module of this name.
         """
-        found = []
+        if self.has and not exists(self.has):
+            return None
+        sub_layers = []
         for position, end in self.positions:
             if "*" in end.output:
                 names = (end.output.replace("*", str(index)) for index in count())
-                found += [(position, SubLayer(name)) for name in takewhile(exists, names)]
+                for name in takewhile(exists, names):
+                    sub_layers.append((position, SubLayer(name)))
             elif exists(end.output) and exists(end.tells_width):
-                found.append((position, end))
+                sub_layers.append((position, end))
             elif position != CROSS:
                 return None
-        return None if self.has and not exists(self.has) else found
+        return sub_layers
 
 
 def _layers(*stack: Any) -> tuple[Stack, ...]:
@@ -123,7 +132,7 @@ def _dense(output: str, entry: str | None = None, norm: str | None = None) -> Su
 
 
 def _bert(entry: str = "query", attention: SubLayer | None = None) -> tuple[Stack, ...]:
-    """Return BERT's layer; in `attention.self`, the module `entry` reads the hidden states alone."""
+    """Return BERT's layer; `entry` in `attention.self` reads the hidden states alone."""
     return _layers(
         "encoder.layer",
         attention
@@ -207,14 +216,15 @@ _LONGT5 = (
 
 def _bart(is_post_ln: bool) -> tuple[Stack, ...]:
     """Return the layers of BART or, with norms before the sub-layers, mBART."""
-    attention, cross_attention, feed_forward = (
-        SubLayer(output, None, *((first, norm) if is_post_ln else (norm,)))
-        for output, first, norm in (
-            ("self_attn.out_proj", "self_attn.q_proj", "self_attn_layer_norm"),
-            ("encoder_attn.out_proj", "encoder_attn.q_proj", "encoder_attn_layer_norm"),
-            ("fc2", "fc1", "final_layer_norm"),
-        )
+
+    def sub_layer(output: str, first: str, norm: str) -> SubLayer:
+        return SubLayer(output, None, first, norm) if is_post_ln else SubLayer(output, None, norm)
+
+    attention = sub_layer("self_attn.out_proj", "self_attn.q_proj", "self_attn_layer_norm")
+    cross_attention = sub_layer(
+        "encoder_attn.out_proj", "encoder_attn.q_proj", "encoder_attn_layer_norm"
     )
+    feed_forward = sub_layer("fc2", "fc1", "final_layer_norm")
     return (
         Stack("encoder.layers", attention, feed_forward),
         Stack("decoder.layers", attention, feed_forward, cross_attention),
@@ -404,10 +414,19 @@ _WAV2VEC2 = _layers(
     SubLayer("feed_forward.output_dropout", "feed_forward.output_dense"),
 )
 
+
+def _by_type(descriptions: Iterable[tuple[str, _Description]]) -> dict[str, _Description]:
+    """Return the description of each model type; the given ones are of several, by their names."""
+    by_type = {}
+    for model_types, description in descriptions:
+        for model_type in model_types.split():
+            by_type[model_type] = description
+    return by_type
+
+
 # The lists of layers of each architecture, by the `model_type`s of transformers' configurations.
-ARCHITECTURES: dict[str, tuple[Stack, ...]] = {
-    model_type: stacks
-    for model_types, stacks in (
+ARCHITECTURES: dict[str, tuple[Stack, ...]] = _by_type(
+    [
         ("albert", _ALBERT),
         (
             "bert bert-generation big_bird camembert electra ernie rembert roberta xlm-roberta",
@@ -491,15 +510,13 @@ ARCHITECTURES: dict[str, tuple[Stack, ...]] = {
         ("lasr_encoder nemotron_asr_streaming_encoder parakeet_encoder", _PARAKEET),
         ("seamless_m4t seamless_m4t_v2", _SEAMLESS),
         ("wav2vec2-bert wav2vec2-conformer", _CONFORMER + _SHORTENING),
-    )
-    for model_type in model_types.split()
-}
+    ]
+)
 # The end of the embeddings, whose output enters the first layer; its names end the modules' full
 # names. It is left out where it is not one module, as it is a function or serves the end of the
 # encoder as well.
-EMBEDDINGS: dict[str, SubLayer] = {
-    model_type: end
-    for model_types, end in (
+EMBEDDINGS: dict[str, SubLayer] = _by_type(
+    [
         (
             "albert bert camembert distilbert electra ernie mpnet rembert roberta xlm-roberta",
             SubLayer("embeddings.dropout", "embeddings.LayerNorm"),
@@ -509,9 +526,8 @@ EMBEDDINGS: dict[str, SubLayer] = {
         ("mt5 t5 umt5", SubLayer("encoder.embed_tokens")),
         ("gpt2", SubLayer("drop", "wte")),
         ("llama mistral qwen2 qwen3", SubLayer("embed_tokens")),
-    )
-    for model_type in model_types.split()
-}
+    ]
+)
 # DeBERTa's encoder applies this norm to its table of relative positions, which all rows of a batch
 # share. It never trains, because the rows of a mixed batch cannot have different ones.
 SHARED_NORMS: dict[str, str] = dict.fromkeys(("deberta", "deberta-v2"), "encoder.LayerNorm")

@@ -10,7 +10,7 @@ from peft import get_peft_model
 from peft.utils.error import NoMatchingPeftModuleError
 from torch import nn
 
-from architecture_rows import ROWS
+from architecture_cases import CASES
 from contract_models import IDS, gpt2
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.placement.table import ARCHITECTURES
@@ -19,8 +19,8 @@ from tiny_models import perturb, tiny_bert
 
 BASE = "__base__"
 NAMES = [["one", BASE, "two"], ["two"], [], ["two", "one", "one"]]
-# A row of each distinct layer with more than one layer in a list.
-LAYERS = {ARCHITECTURES[name.partition(":")[0]]: name for name in reversed(ROWS)}.values()
+# A case of each distinct layer with more than one layer in a list.
+LAYERS = {ARCHITECTURES[name.partition(":")[0]]: name for name in reversed(CASES)}.values()
 # Bloom's layers read a bias with several rows for each text; the other adapts the parts of one
 # layer by their names.
 ALL_ROWS = ("bloom", "timesformer:places")
@@ -81,13 +81,13 @@ def check(model, batch, names=NAMES):
 def test_it_equals_the_repeated_batch_for_every_layer():
     equal = []
     for name in LAYERS:
-        row = ROWS[name]
+        case = CASES[name]
         try:
-            model = adapted(row.model())
+            model = adapted(case.model())
         except NoMatchingPeftModuleError:  # a single layer, or layers without a number
             continue
         try:
-            sizes, is_equal = check(model, row.batch(rows=len(NAMES)))
+            sizes, is_equal = check(model, case.batch(rows=len(NAMES)))
         except AdapterError:
             continue
         # Three of the four texts have adapters, and seven pairs.

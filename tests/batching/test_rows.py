@@ -13,7 +13,7 @@ import transformers
 from peft import get_peft_model
 from torch import nn
 
-from architecture_rows import ROWS, SIZES, build
+from architecture_cases import CASES, SIZES, build
 from houlsby_peft import AdapterError, HoulsbyConfig
 from tiny_models import perturb, tiny_bert
 
@@ -158,7 +158,7 @@ def only_first_has_images(batch, row):
 
 
 RIGHT = {
-    "two towers": (ROWS["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {}, one_row),
+    "two towers": (CASES["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {}, one_row),
     "images that the model needs, one per row": (blip_2, images_among_tokens(1, 1), {}, one_row),
     "images only in the text's layers": (
         llava, images_among_tokens(2, 0), {"exclude_modules": ".*vision_tower.*"}, only_first_has_images,
@@ -172,7 +172,7 @@ REFUSED = {
     "all images in a row": (llava, images_among_tokens(2, 0), {}, "may belong to any row"),
     "packed images": (qwen2_vl, patches_among_tokens(2, 0), {}, "may belong to any row"),
     "more images than texts": (
-        ROWS["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(4, 3, 8, 8)}, {}, "two rows",
+        CASES["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(4, 3, 8, 8)}, {}, "two rows",
     ),
 }  # fmt: skip
 
@@ -205,7 +205,7 @@ def test_images_are_refused_after_a_batch_without_them_and_the_text_still_runs()
 
 
 def test_flattened_rows_after_a_batch_of_single_tokens():
-    model = with_adapters(ROWS["opt"].model())
+    model = with_adapters(CASES["opt"].model())
     for length in (1, 4, 1):
         check(model, {"input_ids": ids(3, length)}, ["one", BASE, "two"])
 

@@ -23,7 +23,7 @@ from transformers import (
     SegformerForSemanticSegmentation,
 )
 
-from architecture_rows import ROWS
+from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig, ablate
 from tiny_models import TINY_BERT, perturb, perturb_adapter, tiny_bert
 
@@ -152,7 +152,7 @@ def test_the_loss_is_that_of_the_active_adapters_labels(
 
 def test_the_loss_of_a_model_that_reads_the_number_of_labels_from_its_configuration(token_ids):
     config = BartConfig(
-        **{**ROWS["bart"].config, "vocab_size": 99},
+        **{**CASES["bart"].config, "vocab_size": 99},
         num_labels=2,
         problem_type="single_label_classification",
     )

@@ -1,5 +1,5 @@
-"""Every architecture of the table, against its own code in transformers; the rows are in
-`architecture_rows.py`.
+"""Every architecture of the table, against its own code in transformers; the cases are in
+`architecture_cases.py`.
 
 The places are checked for every model type. What follows from the layer (saved files, mixed
 batches, other kinds of adapters) is checked for one of each layer.
@@ -15,7 +15,7 @@ import transformers
 from peft import PeftModel, get_peft_model
 from transformers.models.auto import modeling_auto
 
-from architecture_rows import ROWS
+from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.coupling import HoulsbyEmbedding
 from houlsby_peft.placement.places import View
@@ -49,24 +49,24 @@ def has_entries(name):
 
 
 def one_of_each(names, key):
-    """The first row of each layer."""
+    """The first case of each layer."""
     return list({key(name): name for name in reversed(list(names))}.values())[::-1]
 
 
-LAYERS = one_of_each(ROWS, stacks)
-WITH_ENTRIES = list(filter(has_entries, ROWS))
+LAYERS = one_of_each(CASES, stacks)
+WITH_ENTRIES = list(filter(has_entries, CASES))
 OF_OTHER_KINDS = dict.fromkeys(
     one_of_each(WITH_ENTRIES, stacks) + one_of_each(WITH_ENTRIES, EMBEDDINGS.get)
 )
 
 
-def adapted(row, model=None, **options):
-    """The row's model with a trained adapter, in eval mode."""
+def adapted(case, model=None, **options):
+    """The case's model with a trained adapter, in eval mode."""
     torch.manual_seed(0)
     config = HoulsbyConfig(
         **{"r": 4, "positions": EVERY_POSITION, "init_weights": False, **options}
     )
-    model = get_peft_model(row.model() if model is None else model, config)
+    model = get_peft_model(case.model() if model is None else model, config)
     perturb(model)
     return model.eval()
 
@@ -106,12 +106,12 @@ class Recorder:
         self.outputs.append((output[0] if isinstance(output, tuple) else output).detach().clone())
 
 
-def record(row, model):
+def record(case, model):
     """Recorders, to be filled by a forward pass: for each layer, its own, its projections' and its
     bottlenecks'.
     """
     recorders = []
-    for name, layer, ends in row.layers(model.get_base_model()):
+    for name, layer, ends in case.layers(model.get_base_model()):
         projections = {}
         for position, end in ends.items():
             projection = layer.get_submodule(end)
@@ -126,7 +126,7 @@ def record(row, model):
     return recorders
 
 
-def meet_skip(row, layer, hidden, branches):
+def meet_skip(case, layer, hidden, branches):
     """The output of a layer, written out from its input and what the adapters of its sub-layers
     give.
     """
@@ -134,23 +134,23 @@ def meet_skip(row, layer, hidden, branches):
         if position not in branches:
             continue
         branch = branches[position].reshape(hidden.shape)
-        if row.skip == "post":
-            hidden = layer.get_submodule(row.after[position])(hidden + branch)
-        elif row.skip == "branch":
-            hidden = hidden + layer.get_submodule(row.after[position])(branch)
+        if case.skip == "post":
+            hidden = layer.get_submodule(case.after[position])(hidden + branch)
+        elif case.skip == "branch":
+            hidden = hidden + layer.get_submodule(case.after[position])(branch)
         else:
             hidden = hidden + branch * (
-                getattr(layer, row.after[position]) if row.skip == "factor" else 1
+                getattr(layer, case.after[position]) if case.skip == "factor" else 1
             )
     return hidden
 
 
-def check_place(row, recorders):
+def check_place(case, recorders):
     """A bottleneck's input is the output of its sub-layer's projection, and its output is what
     meets the skip.
     """
     for name, layer, whole, projections, bottlenecks in recorders:
-        written_out = row.of_layer(row.layer, name) or partial(meet_skip, row)
+        written_out = case.of_layer(case.layer, name) or partial(meet_skip, case)
         assert len(bottlenecks) == len(projections)
         # A list, because a layer that is written out may call recorded modules again.
         for call, (hidden, output) in enumerate(
@@ -169,19 +169,19 @@ def check_place(row, recorders):
             )  # Gemma 3n's first of several streams
 
 
-def check_dropout(row, model):
+def check_dropout(case, model):
     """A dropout module before the bottleneck drops its input."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
-    recorders = record(row, model)
-    trained = gradients(model, row.batch())
+    recorders = record(case, model)
+    trained = gradients(model, case.batch())
     assert all("houlsby_" in name for name in trained)
     assert [
         name for name, gradient in trained.items() if gradient is None or not gradient.any()
     ] == []
     for name, _, _, projections, bottlenecks in recorders:
-        with_dropout = row.of_layer(row.dropout, name)
+        with_dropout = case.of_layer(case.dropout, name)
         seen = [bottleneck.inputs[0] for bottleneck in bottlenecks]
         for position, projection in projections.items():
             given = projection.outputs[0]
@@ -195,35 +195,35 @@ def check_dropout(row, model):
             assert halved.count(True) == (position in with_dropout)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", CASES)
 def test_places(name):
-    row = ROWS[name]
-    model = adapted(row)
-    expected = sum(len(ends) for *_, ends in row.layers(model.get_base_model()))
+    case = CASES[name]
+    model = adapted(case)
+    expected = sum(len(ends) for *_, ends in case.layers(model.get_base_model()))
     assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == expected
-    assert sum(isinstance(module, HoulsbyLayerNorm) for module in model.modules()) == row.norms
-    recorders = record(row, model)
-    outputs(model, row.batch())
+    assert sum(isinstance(module, HoulsbyLayerNorm) for module in model.modules()) == case.norms
+    recorders = record(case, model)
+    outputs(model, case.batch())
     with torch.no_grad():
-        check_place(row, recorders)
-    check_dropout(row, model)
+        check_place(case, recorders)
+    check_dropout(case, model)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_one_of_each_layer(name, tmp_path):
     """Disabled, saved and loaded, and in a mixed batch with the base model's rows."""
-    row = ROWS[name]
+    case = CASES[name]
     names = ["default", "__base__", "other"]
-    batch = row.batch(rows=len(names))
+    batch = case.batch(rows=len(names))
     # Frozen as PEFT freezes it, because PyTorch may choose other kernels for weights without a
     # gradient.
-    base = row.model().requires_grad_(False)
+    base = case.model().requires_grad_(False)
     before = outputs(base, batch)
-    model = adapted(row, base)
+    model = adapted(case, base)
     with model.disable_adapter():
         torch.testing.assert_close(outputs(model, batch), before, rtol=0, atol=0)
     model.save_pretrained(tmp_path)
-    loaded = PeftModel.from_pretrained(row.model(), tmp_path).eval()
+    loaded = PeftModel.from_pretrained(case.model(), tmp_path).eval()
     after = outputs(model, batch)
     torch.testing.assert_close(outputs(loaded, batch), after)
 
@@ -244,15 +244,15 @@ def test_skip_and_embeddings(name):
     """A bottleneck of Pfeiffer's kind reads the sum at the skip connection, and the first layer
     reads the coupling.
     """
-    row, model_type = ROWS[name], name.partition(":")[0]
+    case, model_type = CASES[name], name.partition(":")[0]
     options = {"positions": ("feed_forward",)} if model_type == "longformer" else {}
     has_embeddings = model_type in EMBEDDINGS
     options |= {"invertible": "nice"} if has_embeddings else {}
-    model = adapted(row, kind="pfeiffer", train_layer_norm=False, **options)
+    model = adapted(case, kind="pfeiffer", train_layer_norm=False, **options)
     couplings = [Recorder(module) for module in model.modules() if type(module) is HoulsbyEmbedding]
     assert len(couplings) == has_embeddings
-    layers = record(row, model)
-    model(**row.batch())
+    layers = record(case, model)
+    model(**case.batch())
     read = 0
     for _, layer, whole, projections, bottlenecks in layers:
         for call, (hidden, output) in enumerate(
@@ -262,8 +262,8 @@ def test_skip_and_embeddings(name):
                 if position not in projections:
                     continue
                 norm = (
-                    layer.get_submodule(row.after[position])
-                    if row.skip == "post"
+                    layer.get_submodule(case.after[position])
+                    if case.skip == "post"
                     else torch.nn.Identity()
                 )
                 given = branch = projections[position].outputs[call]
@@ -296,17 +296,17 @@ def test_head(task):
     """
     mapping = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
     tried = 0
-    for model_type in sorted(ROWS.keys() & mapping.keys()):
-        row, classes = ROWS[model_type], mapping[model_type]
+    for model_type in sorted(CASES.keys() & mapping.keys()):
+        case, classes = CASES[model_type], mapping[model_type]
         changes = (
             {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]}
             if task == "SEMANTIC_SEGMENTATION"
             else {}
         )
-        config = getattr(transformers, row.model_class).config_class(**{**row.config, **changes})
+        config = getattr(transformers, case.model_class).config_class(**{**case.config, **changes})
         for model_class in [classes] if isinstance(classes, str) else classes:
             with torch.device("meta"):
-                bare = getattr(transformers, row.model_class)(config)
+                bare = getattr(transformers, case.model_class)(config)
                 base = getattr(transformers, model_class)(config)
             known = {
                 name.removeprefix(f"{bare.base_model_prefix}.")
@@ -329,7 +329,7 @@ def test_a_head_named_like_another_module_and_one_that_is_a_list():
     """The encoder's `feature_extractor` is not the head's, and of the list `tdnn` each module
     trains.
     """
-    base = transformers.Wav2Vec2ForXVector(ROWS["wav2vec2"].model().config)
+    base = transformers.Wav2Vec2ForXVector(CASES["wav2vec2"].model().config)
     model = get_peft_model(base, HoulsbyConfig(r=4))
     heads = {
         name.split(".modules_to_save")[0]

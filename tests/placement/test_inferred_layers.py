@@ -1,4 +1,4 @@
-"""Architectures without a row: the inference against the table, on transformers made at home, and
+"""Architectures that are not in the table: the inference against the table, on transformers made at home, and
 its refusals.
 """
 
@@ -9,7 +9,7 @@ import torch
 from peft import get_peft_model
 from torch import nn
 
-from architecture_rows import ROWS
+from architecture_cases import CASES
 from home_made import HomeMade, Layer
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.placement.places import find_places
@@ -37,35 +37,35 @@ def no_table(monkeypatch):
     monkeypatch.setattr("houlsby_peft.placement.places.ARCHITECTURES", {})
 
 
-# Plain layers where the inference does not find what the row's ends are, and others where it does.
+# Plain layers where the inference does not find what the table's ends are, and others where it does.
 NOT_INFERRED = {"dinov2", "gemma4_vision", "inkling_text", "timesformer:places", "wavlm"}
 INFERRED = {"blip_2_qformer", "ibert"}
 ONE_OF_EACH = {
     ARCHITECTURES[name.partition(":")[0]]: name
-    for name, row in ROWS.items()
-    if name in INFERRED or (row.layer is None and name not in NOT_INFERRED)
+    for name, case in CASES.items()
+    if name in INFERRED or (case.layer is None and name not in NOT_INFERRED)
 }
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_the_same_places_as_in_the_table(name, no_table):
-    row = ROWS[name]
-    base = row.model()
+    case = CASES[name]
+    base = case.model()
     expected = {
         f"{name}.{end}": position
-        for name, _, ends in row.layers(base)
+        for name, _, ends in case.layers(base)
         for position, end in ends.items()
     }
     places = find_places(base, HoulsbyConfig(positions=EVERY_POSITION))
     assert {key: place.position for key, place in places.items() if not place.is_norm} == expected
-    assert sum(place.is_norm for place in places.values()) == row.norms
+    assert sum(place.is_norm for place in places.values()) == case.norms
 
 
 def test_a_projection_that_is_never_called_is_no_candidate(no_table):
     with pytest.raises(
         ValueError, match=r"for the attention of encoder\.layers\.0 there are 0 candidates"
     ):
-        get_peft_model(ROWS["wavlm"].model(), HoulsbyConfig(r=4))
+        get_peft_model(CASES["wavlm"].model(), HoulsbyConfig(r=4))
 
 
 def test_a_transformer_made_at_home_trains():
@@ -193,7 +193,7 @@ def test_a_module_that_two_layers_hold_is_refused():
 
 
 def two_towers():
-    return nn.ModuleDict({"text": ROWS["bert"].model(), "image": HomeMade(feed_forwards=2)})
+    return nn.ModuleDict({"text": CASES["bert"].model(), "image": HomeMade(feed_forwards=2)})
 
 
 def test_a_list_that_cannot_be_inferred_is_named_with_the_option_that_leaves_it_out():

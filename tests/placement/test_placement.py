@@ -11,7 +11,7 @@ import pytest
 import transformers
 from peft import get_peft_model
 
-from architecture_rows import ROWS
+from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.placement.show import main, placement_map
 from houlsby_peft.placement.table import ARCHITECTURES
@@ -63,7 +63,7 @@ def test_the_command_prints_the_map_of_bert_base(bert_base):
     ],
 )
 def test_the_map_counts_what_trains(options):
-    base = transformers.BertForTokenClassification(transformers.BertConfig(**ROWS["bert"].config))
+    base = transformers.BertForTokenClassification(transformers.BertConfig(**CASES["bert"].config))
     parameters = sum(weight.numel() for weight in base.parameters())
     config = HoulsbyConfig(r=4, **options)
     printed = placement_map(base, config).splitlines()[-1]
@@ -73,7 +73,7 @@ def test_the_map_counts_what_trains(options):
 
 
 def test_places_outside_of_layers_are_named_in_full(capsys):
-    base = ROWS["bert"].model()
+    base = CASES["bert"].model()
     printed = placement_map(base, HoulsbyConfig(train_layer_norm="all")).splitlines()
     assert printed[2].split() == ["norm", "embeddings.LayerNorm", "16"]
 

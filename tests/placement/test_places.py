@@ -16,7 +16,7 @@ from peft import NoMatchingPeftModuleError, PeftModel, get_peft_model
 from torch import nn
 from transformers import BertConfig, BertLMHeadModel, BertModel, GPT2LMHeadModel, ViTModel
 
-from architecture_rows import LAYERS, ROWS
+from architecture_cases import LAYERS, CASES
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.modules import base_modules
 from houlsby_peft.placement.places import find_places
@@ -29,8 +29,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
 
 def config_of(name, **changes):
-    return getattr(transformers, ROWS[name].model_class).config_class(
-        **{**ROWS[name].config, **changes}
+    return getattr(transformers, CASES[name].model_class).config_class(
+        **{**CASES[name].config, **changes}
     )
 
 
@@ -77,7 +77,7 @@ def wrapper():
     """A model of another library that holds one of transformers."""
     model = nn.Module()
     model.parts = nn.Sequential(
-        nn.ModuleDict({"auto_model": BertModel(BertConfig(**ROWS["bert"].config))})
+        nn.ModuleDict({"auto_model": BertModel(BertConfig(**CASES["bert"].config))})
     )
     return model
 
@@ -155,7 +155,7 @@ def test_the_parts_of_a_model_share_no_bottleneck(build):
 
 def test_layers_that_have_nothing_to_adapt_cannot_be_asked_for_alone():
     with pytest.raises(NoMatchingPeftModuleError, match=r"layers_to_transform=\[0\]"):
-        get_peft_model(ROWS["nemotron_h"].model(), HoulsbyConfig(layers_to_transform=[0]))
+        get_peft_model(CASES["nemotron_h"].model(), HoulsbyConfig(layers_to_transform=[0]))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_layers_that_the_model_does_not_have_are_refused_with_those_that_it_has(
         NoMatchingPeftModuleError,
         match=rf"layers_to_transform=\[99\]\. The layers to choose from are {layers}\. ",
     ):
-        find_places(ROWS[name].model(), HoulsbyConfig(layers_to_transform=[99]))
+        find_places(CASES[name].model(), HoulsbyConfig(layers_to_transform=[99]))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_whole_pattern_may_begin_with_flags():
 
 
 def test_layers_of_one_stack_only():
-    base = ROWS["bart"].model()
+    base = CASES["bart"].model()
     both = find_places(base, HoulsbyConfig(layers_to_transform=[1]))
     assert {(place.stack, place.layer) for place in both.values()} == {
         ("encoder.layers", 1),
@@ -219,7 +219,7 @@ def test_cross_attention_that_the_model_does_not_have():
     with pytest.raises(
         ValueError, match=r"BertModel, .* has none with positions=\('cross_attention',\)"
     ):
-        get_peft_model(ROWS["bert"].model(), HoulsbyConfig(positions=("cross_attention",)))
+        get_peft_model(CASES["bert"].model(), HoulsbyConfig(positions=("cross_attention",)))
 
 
 @pytest.mark.parametrize("name", ["Reformer", "SqueezeBERT", "XLM", "XLNet"])
@@ -261,7 +261,7 @@ def test_the_remedy_for_an_architecture_that_is_not_supported_works(name):
 
 
 def test_norms_of_queries_and_keys_train_with_all_norms_only():
-    base = ROWS["olmo2"].model()
+    base = CASES["olmo2"].model()
     norms = {key for key, place in find_places(base, HoulsbyConfig()).items() if place.is_norm}
     every = {
         key
@@ -272,14 +272,14 @@ def test_norms_of_queries_and_keys_train_with_all_norms_only():
     assert every - norms == queries | {"norm"}
 
 
-def test_a_norm_of_no_row_never_trains():
-    every = find_places(ROWS["deberta-v2:v3"].model(), HoulsbyConfig(train_layer_norm="all"))
+def test_a_norm_that_all_rows_of_a_batch_share_never_trains():
+    every = find_places(CASES["deberta-v2:v3"].model(), HoulsbyConfig(train_layer_norm="all"))
     assert "encoder.conv.LayerNorm" in every
     assert "encoder.LayerNorm" not in every
 
 
 def test_a_name_that_ends_like_a_place_is_no_place():
-    base = ROWS["gemma4_text:experts"].model()
+    base = CASES["gemma4_text:experts"].model()
     model = get_peft_model(base, HoulsbyConfig(r=4, train_layer_norm="all"))
     wrapped = {
         name
@@ -293,7 +293,7 @@ def test_a_name_that_ends_like_a_place_is_no_place():
 
 def test_a_bottleneck_inside_a_wrapped_module_is_refused():
     inner, outer = "mlp.shared_expert.down_proj", "mlp"
-    base = ROWS["qwen2_moe"].model()
+    base = CASES["qwen2_moe"].model()
     with pytest.raises(ValueError, match=rf"'layers.0.{inner}': it is inside 'layers.0.{outer}'"):
         get_peft_model(base, HoulsbyConfig(target_modules=[outer, inner]))
     model = get_peft_model(base, HoulsbyConfig(target_modules=[outer]))
@@ -304,11 +304,11 @@ def test_a_bottleneck_inside_a_wrapped_module_is_refused():
 @pytest.mark.parametrize("norms", [True, "all"])
 def test_recorded_places_fit_every_class_of_the_architecture(norms):
     """Names begin inside the encoder; a norm of the head begins with a dot."""
-    masked = transformers.BertForMaskedLM(BertConfig(**ROWS["bert"].config))
+    masked = transformers.BertForMaskedLM(BertConfig(**CASES["bert"].config))
     rows = fold_places(find_places(masked, HoulsbyConfig(train_layer_norm=norms)).values(), "bert")
     outside = [row["module"] for row in rows if row["module"].startswith(".")]
     assert outside == ([".cls.predictions.transform.LayerNorm"] if norms == "all" else [])
-    for base, encoder in ((ROWS["bert"].model(), ""), (tiny_bert(), "bert")):
+    for base, encoder in ((CASES["bert"].model(), ""), (tiny_bert(), "bert")):
         own = find_places(base, HoulsbyConfig(train_layer_norm=norms))
         found = {
             place.key for place in unfold_places(rows, encoder) if "predictions" not in place.key

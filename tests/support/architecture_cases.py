@@ -2,8 +2,8 @@
 
 Read the model's layer in transformers and write down here, without looking at the table: the
 projection that ends each sub-layer, how many norms the layers have, how the sub-layers' outputs
-meet the skip connections, and whether a dropout module stands between. What shares the row of
-another model in `houlsby_peft/placement/table.py` shares its row here.
+meet the skip connections, and whether a dropout module stands between. A model that shares its
+layers with another one in `houlsby_peft/placement/table.py` shares its case here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYERS = 2
 
 
 @dataclass(frozen=True)
-class Row:
+class ArchitectureCase:
     """One architecture.
 
     Args:
@@ -94,7 +94,7 @@ def build(model_class: type, config: Any) -> transformers.PreTrainedModel:
     return model
 
 
-# Shapes of a row's inputs; what is called ids has token numbers.
+# Shapes of a case's inputs; what is called ids has token numbers.
 _INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
     "text": {"input_ids": (6,)},
     "text_to_text": {"input_ids": (6,), "decoder_input_ids": (4,)},
@@ -185,7 +185,7 @@ def _bert(
     skip: str = "post",
     dropout: tuple[str, ...] = ("attention", "feed_forward"),
     **changes: Any,
-) -> Row:
+) -> ArchitectureCase:
     """A model with BERT's layer; RoBERTa and others copied it."""
     cross = (
         {"cross_attention": "crossattention.output.dense"}
@@ -197,7 +197,7 @@ def _bert(
         "feed_forward": "output.LayerNorm",
         "cross_attention": "crossattention.output.LayerNorm",
     }
-    return Row(
+    return ArchitectureCase(
         name,
         {**changes},
         {
@@ -215,11 +215,11 @@ def _bert(
     )
 
 
-def _gpt2(name: str, **changes: Any) -> Row:
+def _gpt2(name: str, **changes: Any) -> ArchitectureCase:
     cross = (
         {"cross_attention": "crossattention.c_proj"} if changes.get("add_cross_attention") else {}
     )
-    return Row(
+    return ArchitectureCase(
         name,
         {**changes},
         {"h": {"attention": "attn.c_proj", "feed_forward": "mlp.c_proj", **cross}},
@@ -229,15 +229,17 @@ def _gpt2(name: str, **changes: Any) -> Row:
     )
 
 
-def _falcon(norms_per_layer: int, **changes: Any) -> Row:
+def _falcon(norms_per_layer: int, **changes: Any) -> ArchitectureCase:
     ends = {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}
     skip = "pre" if changes.get("parallel_attn") is False else "parallel"
     config = {"alibi": False, **changes}
-    return Row("FalconModel", config, {"h": ends}, norms=norms_per_layer * LAYERS, skip=skip)
+    return ArchitectureCase(
+        "FalconModel", config, {"h": ends}, norms=norms_per_layer * LAYERS, skip=skip
+    )
 
 
-def _gpt_neox(**changes: Any) -> Row:
-    return Row(
+def _gpt_neox(**changes: Any) -> ArchitectureCase:
+    return ArchitectureCase(
         "GPTNeoXModel",
         {**changes},
         {"layers": {"attention": "attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
@@ -245,13 +247,15 @@ def _gpt_neox(**changes: Any) -> Row:
     )
 
 
-def _llama(name: str, norms_per_layer: int = 2, mlp: str = "mlp.down_proj", **changes: Any) -> Row:
+def _llama(
+    name: str, norms_per_layer: int = 2, mlp: str = "mlp.down_proj", **changes: Any
+) -> ArchitectureCase:
     sandwich = {
         "attention": "post_attention_layernorm",
         "feed_forward": "post_feedforward_layernorm",
     }
     has_branch_norms = norms_per_layer == 4 or name == "Olmo2Model"
-    return Row(
+    return ArchitectureCase(
         name,
         {**_GROUPED, **changes},
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": mlp}},
@@ -261,14 +265,14 @@ def _llama(name: str, norms_per_layer: int = 2, mlp: str = "mlp.down_proj", **ch
     )
 
 
-def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) -> Row:
+def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) -> ArchitectureCase:
     ends = {"attention": "self_attn.out_proj", "feed_forward": "fc2"}
     after = {
         "attention": "self_attn_layer_norm",
         "feed_forward": "final_layer_norm",
         "cross_attention": "encoder_attn_layer_norm",
     }
-    return Row(
+    return ArchitectureCase(
         name,
         {**changes},
         {
@@ -284,14 +288,14 @@ def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) ->
 
 def _t5(
     name: str, attention: str = "SelfAttention", norms: int = 5 * LAYERS, **changes: Any
-) -> Row:
+) -> ArchitectureCase:
     encoder = {"attention": f"layer.0.{attention}.o", "feed_forward": "layer.1.DenseReluDense.wo"}
     decoder = {
         "attention": "layer.0.SelfAttention.o",
         "feed_forward": "layer.2.DenseReluDense.wo",
         "cross_attention": "layer.1.EncDecAttention.o",
     }
-    return Row(
+    return ArchitectureCase(
         name,
         {**changes},
         {"encoder.block": encoder, "decoder.block": decoder},
@@ -301,8 +305,8 @@ def _t5(
     )
 
 
-def _vit(name: str, skip: str = "pre", **changes: Any) -> Row:
-    return Row(
+def _vit(name: str, skip: str = "pre", **changes: Any) -> ArchitectureCase:
+    return ArchitectureCase(
         name,
         {**changes},
         {"layers": {"attention": "attention.o_proj", "feed_forward": "mlp.fc2"}},
@@ -312,9 +316,11 @@ def _vit(name: str, skip: str = "pre", **changes: Any) -> Row:
     )
 
 
-def _clip(name: str, config: dict[str, Any], towers: tuple[str, ...], inputs: str) -> Row:
+def _clip(
+    name: str, config: dict[str, Any], towers: tuple[str, ...], inputs: str
+) -> ArchitectureCase:
     ends = {"attention": "self_attn.out_proj", "feed_forward": "mlp.fc2"}
-    return Row(
+    return ArchitectureCase(
         name,
         config,
         {f"{tower}encoder.layers": ends for tower in towers},
@@ -328,8 +334,8 @@ def _wav2vec2(
     skip: str = "post",
     attention: str = "attention.out_proj",
     **changes: Any,
-) -> Row:
-    return Row(
+) -> ArchitectureCase:
+    return ArchitectureCase(
         name,
         {**_SPEECH, **changes},
         {"encoder.layers": {"attention": attention, "feed_forward": "feed_forward.output_dense"}},
@@ -398,7 +404,7 @@ _GEMMA4 = {
 }
 
 
-def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row:
+def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> ArchitectureCase:
     """A model of queries, and text in InstructBLIP. Of every `crossing` layers, the first attends
     to the image.
     """
@@ -409,7 +415,7 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row
         {**ends, **({} if index % crossing else {"cross_attention": "crossattention.output.dense"})}
         for index in range(LAYERS)
     )
-    return Row(
+    return ArchitectureCase(
         name,
         {"encoder_hidden_size": 16, "cross_attention_frequency": crossing, **changes},
         {"encoder.layer": each},
@@ -420,16 +426,16 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row
     )
 
 
-def _blip_vision(name: str) -> Row:
+def _blip_vision(name: str) -> ArchitectureCase:
     ends = {"attention": "self_attn.projection", "feed_forward": "mlp.fc2"}
-    return Row(name, {}, {"encoder.layers": ends}, inputs="image")
+    return ArchitectureCase(name, {}, {"encoder.layers": ends}, inputs="image")
 
 
 def _parakeet(
     name: str, layer: Callable[..., torch.Tensor] = written_out.parakeet, norms: int = 5 * LAYERS
-) -> Row:
+) -> ArchitectureCase:
     ends = {"attention": "self_attn.o_proj", "feed_forward": "feed_forward1.linear2"}
-    return Row(
+    return ArchitectureCase(
         name,
         _PARAKEET,
         {"layers": {**ends, "feed_forward 2": "feed_forward2.linear2"}},
@@ -439,7 +445,7 @@ def _parakeet(
     )
 
 
-def _seamless(name: str, conformer_norms: int) -> Row:
+def _seamless(name: str, conformer_norms: int) -> ArchitectureCase:
     decoder = {
         "attention": "self_attn.out_proj",
         "cross_attention": "cross_attention.out_proj",
@@ -452,7 +458,7 @@ def _seamless(name: str, conformer_norms: int) -> Row:
     )
     layers = (written_out.conformer, written_out.shortening, written_out.seamless_decoder)
     dropout = (_CONFORMER_DROPOUT, ("attention", "feed_forward"), ("feed_forward",))
-    return Row(
+    return ArchitectureCase(
         name,
         _SEAMLESS,
         dict(zip(stacks, (_CONFORMER_ENDS, _SHORTENING_ENDS, decoder), strict=True)),
@@ -463,9 +469,9 @@ def _seamless(name: str, conformer_norms: int) -> Row:
     )
 
 
-def _mobilebert(norms: int, dropout: tuple[str, ...] = (), **changes: Any) -> Row:
+def _mobilebert(norms: int, dropout: tuple[str, ...] = (), **changes: Any) -> ArchitectureCase:
     ends = {"attention": "attention.output.dense", "feed_forward": "ffn.0.output.dense"}
-    return Row(
+    return ArchitectureCase(
         "MobileBertModel",
         {**_MOBILEBERT, **changes},
         {
@@ -481,9 +487,9 @@ def _mobilebert(norms: int, dropout: tuple[str, ...] = (), **changes: Any) -> Ro
     )
 
 
-def _gemma4(norms: int, *ends: str, **changes: Any) -> Row:
+def _gemma4(norms: int, *ends: str, **changes: Any) -> ArchitectureCase:
     feed_forwards = {f"feed_forward {number}": end for number, end in enumerate(ends, start=2)}
-    return Row(
+    return ArchitectureCase(
         "Gemma4TextModel",
         {**_GEMMA4, **changes},
         {
@@ -514,8 +520,8 @@ _DIVIDED = {
 
 def _timesformer(
     ends: dict[str, str], norms: int, layer: Callable[..., torch.Tensor] | None, **changes: Any
-) -> Row:
-    return Row(
+) -> ArchitectureCase:
+    return ArchitectureCase(
         "TimesformerModel",
         {"num_frames": 2, "drop_path_rate": 0, **changes},
         {"encoder.layer": ends},
@@ -526,12 +532,12 @@ def _timesformer(
     )
 
 
-def _granite(experts: int) -> Row:
+def _granite(experts: int) -> ArchitectureCase:
     ends = {
         "feed_forward": "shared_mlp.output_linear",
         **({"feed_forward 2": "block_sparse_moe"} if experts else {}),
     }
-    return Row(
+    return ArchitectureCase(
         "GraniteMoeHybridModel",
         {
             **_GROUPED,
@@ -552,8 +558,8 @@ _WHISPER = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions"
 
 # Keys are a `model_type` of the table, with a variant after a colon where a configuration changes
 # the layer. Those of models that copy the layer of another one are added at the end.
-ROWS: dict[str, Row] = {
-    "albert": Row(
+CASES: dict[str, ArchitectureCase] = {
+    "albert": ArchitectureCase(
         "AlbertModel",
         {"embedding_size": 8},
         {
@@ -567,7 +573,7 @@ ROWS: dict[str, Row] = {
         after={"attention": "attention.LayerNorm", "feed_forward": "full_layer_layer_norm"},
         dropout=("attention",),
     ),
-    "bamba": Row(
+    "bamba": ArchitectureCase(
         "BambaModel",
         {**_GROUPED, **_MAMBA, "attn_layer_indices": [1]},
         {
@@ -585,7 +591,7 @@ ROWS: dict[str, Row] = {
     "big_bird": _bert("BigBirdModel", attention_type="original_full", sep_token_id=2),
     "blip_2_qformer": _qformer("Blip2QFormerModel", 2, text=False),
     "blip_2_vision_model": _blip_vision("Blip2VisionModel"),
-    "bloom": Row(
+    "bloom": ArchitectureCase(
         "BloomModel",
         {},
         {"h": {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
@@ -606,13 +612,13 @@ ROWS: dict[str, Row] = {
         share_att_key=True,
         conv_kernel_size=3,
     ),
-    "dinov2": Row(
+    "dinov2": ArchitectureCase(
         "Dinov2Model",
         {"mlp_ratio": 2},
         {"encoder.layer": {"attention": "layer_scale1", "feed_forward": "layer_scale2"}},
         inputs="image",
     ),
-    "distilbert": Row(
+    "distilbert": ArchitectureCase(
         "DistilBertModel",
         {},
         {"transformer.layer": {"attention": "attention.out_lin", "feed_forward": "ffn.lin2"}},
@@ -624,7 +630,7 @@ ROWS: dict[str, Row] = {
     "falcon": _falcon(1, parallel_attn=True),
     "falcon:sequential": _falcon(2, parallel_attn=False),
     "falcon:two norms": _falcon(2, new_decoder_architecture=True, num_kv_heads=1),
-    "falcon_h1": Row(
+    "falcon_h1": ArchitectureCase(
         "FalconH1Model",
         {
             **_GROUPED,
@@ -636,7 +642,7 @@ ROWS: dict[str, Row] = {
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"}},
         layer=written_out.falcon_h1,
     ),
-    "florence_vision": Row(
+    "florence_vision": ArchitectureCase(
         "Florence2VisionBackbone",
         {
             "depths": (1, 1, 1, 1),
@@ -655,7 +661,7 @@ ROWS: dict[str, Row] = {
         layer=written_out.florence_vision,
     ),
     "gemma2": _llama("Gemma2Model", norms_per_layer=4, head_dim=6),
-    "gemma3n_text": Row(
+    "gemma3n_text": ArchitectureCase(
         "Gemma3nTextModel",
         {
             **_GROUPED,
@@ -673,7 +679,7 @@ ROWS: dict[str, Row] = {
         norms=7 * LAYERS,
         layer=written_out.gemma3n,
     ),
-    "gemma4_audio": Row(
+    "gemma4_audio": ArchitectureCase(
         "Gemma4AudioModel",
         {
             "subsampling_conv_channels": [8, 8],
@@ -701,7 +707,7 @@ ROWS: dict[str, Row] = {
         top_k_experts=2,
         moe_intermediate_size=12,
     ),
-    "gemma4_vision": Row(
+    "gemma4_vision": ArchitectureCase(
         "Gemma4VisionModel",
         {
             "num_key_value_heads": 2,
@@ -720,7 +726,7 @@ ROWS: dict[str, Row] = {
     ),
     "gpt2": _gpt2("GPT2Model"),
     "gpt2:cross": _gpt2("GPT2Model", add_cross_attention=True),
-    "gpt_neo": Row(
+    "gpt_neo": ArchitectureCase(
         "GPTNeoModel",
         {
             "attention_types": [[["global", "local"], 1]],
@@ -731,7 +737,7 @@ ROWS: dict[str, Row] = {
     ),
     "gpt_neox": _gpt_neox(),
     "gpt_neox:sequential": _gpt_neox(use_parallel_residual=False),
-    "gptj": Row(
+    "gptj": ArchitectureCase(
         "GPTJModel",
         {"rotary_dim": 4},
         {"h": {"attention": "attn.out_proj", "feed_forward": "mlp.fc_out"}},
@@ -740,14 +746,14 @@ ROWS: dict[str, Row] = {
     ),
     "granitemoehybrid": _granite(3),
     "granitemoehybrid:dense": _granite(0),
-    "ibert": Row(
+    "ibert": ArchitectureCase(
         "IBertModel",
         {},
         {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense"}},
         dropout=("attention", "feed_forward"),
         layer=written_out.ibert,
     ),
-    "inkling_text": Row(
+    "inkling_text": ArchitectureCase(
         "InklingTextModel",
         {
             **_GROUPED,
@@ -769,7 +775,7 @@ ROWS: dict[str, Row] = {
     "instructblip_vision_model": _blip_vision("InstructBlipVisionModel"),
     "instructblipvideo_qformer": _qformer("InstructBlipVideoQFormerModel", 1),
     "instructblipvideo_vision_model": _blip_vision("InstructBlipVideoVisionModel"),
-    "jamba": Row(
+    "jamba": ArchitectureCase(
         "JambaModel",
         {
             **_GROUPED,
@@ -788,7 +794,7 @@ ROWS: dict[str, Row] = {
         layer=written_out.jamba,
     ),
     "lasr_encoder": _parakeet("LasrEncoder", written_out.lasr),
-    "lfm2": Row(
+    "lfm2": ArchitectureCase(
         "Lfm2Model",
         {**_GROUPED, "layer_types": ["conv", "full_attention"]},
         {
@@ -817,7 +823,7 @@ ROWS: dict[str, Row] = {
         global_block_size=2,
         encoder_attention_type="transient-global",
     ),
-    "lxmert": Row(
+    "lxmert": ArchitectureCase(
         "LxmertModel",
         {
             "num_hidden_layers": {"vision": 1, "cross_encoder": 1, "language": 1},
@@ -856,7 +862,7 @@ ROWS: dict[str, Row] = {
         intra_bottleneck_size=16,
     ),
     "mobilebert:layer norms": _mobilebert(7, normalization_type="layer_norm"),
-    "modernbert": Row(
+    "modernbert": ArchitectureCase(
         "ModernBertModel",
         {
             "cls_token_id": 1,
@@ -870,7 +876,7 @@ ROWS: dict[str, Row] = {
         norms=2 * LAYERS - 1,
         dropout=("attention",),
     ),
-    "mpnet": Row(
+    "mpnet": ArchitectureCase(
         "MPNetModel",
         {},
         {"encoder.layer": {"attention": "attention.attn.o", "feed_forward": "output.dense"}},
@@ -879,7 +885,7 @@ ROWS: dict[str, Row] = {
         dropout=("attention", "feed_forward"),
     ),
     "nemotron_asr_streaming_encoder": _parakeet("NemotronAsrStreamingEncoder", norms=6 * LAYERS),
-    "nemotron_h": Row(
+    "nemotron_h": ArchitectureCase(
         "NemotronHModel",
         {
             **_GROUPED,
@@ -906,12 +912,12 @@ ROWS: dict[str, Row] = {
         layer=written_out.nemotron_h,
     ),
     "olmo2": _llama("Olmo2Model"),
-    "opt": Row(
+    "opt": ArchitectureCase(
         "OPTModel",
         {"ffn_dim": 24, "word_embed_proj_dim": 16},
         {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
     ),
-    "opt:post": Row(
+    "opt:post": ArchitectureCase(
         "OPTModel",
         {"ffn_dim": 24, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
         {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
@@ -919,13 +925,13 @@ ROWS: dict[str, Row] = {
         after={"attention": "self_attn_layer_norm", "feed_forward": "final_layer_norm"},
     ),
     "parakeet_encoder": _parakeet("ParakeetEncoder"),
-    "phi": Row(
+    "phi": ArchitectureCase(
         "PhiModel",
         _GROUPED,
         {"layers": {"attention": "self_attn.dense", "feed_forward": "mlp.fc2"}},
         norms=LAYERS,
     ),
-    "phi3": Row(
+    "phi3": ArchitectureCase(
         "Phi3Model",
         _GROUPED,
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
@@ -949,10 +955,10 @@ ROWS: dict[str, Row] = {
     "wav2vec2:stable": _wav2vec2(
         "Wav2Vec2Model", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"
     ),
-    "wav2vec2-bert": Row(
+    "wav2vec2-bert": ArchitectureCase(
         "Wav2Vec2BertModel", {}, {"encoder.layers": _CONFORMER_ENDS}, **_WAV2VEC2_BERT
     ),
-    "wav2vec2-bert:adapter": Row(
+    "wav2vec2-bert:adapter": ArchitectureCase(
         "Wav2Vec2BertModel",
         {"add_adapter": True, "output_hidden_size": 24},
         {"encoder.layers": _CONFORMER_ENDS, "adapter.layers": _SHORTENING_ENDS},
@@ -965,7 +971,7 @@ ROWS: dict[str, Row] = {
             },
         },
     ),
-    "wav2vec2-conformer": Row(
+    "wav2vec2-conformer": ArchitectureCase(
         "Wav2Vec2ConformerModel",
         _SPEECH,
         {"encoder.layers": _CONFORMER_ENDS},
@@ -978,14 +984,14 @@ ROWS: dict[str, Row] = {
     "wavlm": _wav2vec2("WavLMModel", attention="attention"),
     "whisper": _bart("WhisperModel", "pre", inputs="speech_to_text", **_WHISPER),
     "xlm-roberta-xl": _bert("XLMRobertaXLModel", skip="pre", dropout=("attention",)),
-    "xmod": Row(
+    "xmod": ArchitectureCase(
         "XmodModel",
         {"languages": ("en_XX",), "default_language": "en_XX"},
         {"encoder.layer": _LXMERT_ENDS},
         dropout=("attention",),
         layer=written_out.xmod,
     ),
-    "zamba2": Row(
+    "zamba2": ArchitectureCase(
         "Zamba2Model",
         {
             "num_hidden_layers": 4,
@@ -1001,8 +1007,8 @@ ROWS: dict[str, Row] = {
     ),
 }
 for model_type, stacks in ARCHITECTURES.items():
-    if model_type not in ROWS:
+    if model_type not in CASES:
         copied = next(
-            row for name, row in ROWS.items() if ARCHITECTURES[name.partition(":")[0]] == stacks
+            case for name, case in CASES.items() if ARCHITECTURES[name.partition(":")[0]] == stacks
         )
-        ROWS[model_type] = replace(copied, model_class=MODEL_MAPPING_NAMES[model_type])
+        CASES[model_type] = replace(copied, model_class=MODEL_MAPPING_NAMES[model_type])
