@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,14 +35,9 @@ from .names import check_base_type, describe, find_kind, layer_config, library_k
 
 
 _VERSION = "adapters.1.3.0"
-# The class that an adapter without a head is for, the first that the base model has. Its names of
-# modules are also those of classes for other tasks, except on T5.
-_WITHOUT_HEAD = (
-    "AutoModelForSeq2SeqLM",
-    "AutoModelForMaskedLM",
-    "AutoModelForCausalLM",
-    "AutoModel",
-)
+# The class that an adapter without a head is for: the first that the base model has, or AutoModel.
+# Classes for other tasks have the same names of modules, except on T5.
+_WITHOUT_HEAD = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
 
 
 def convert(
@@ -55,8 +51,7 @@ def convert(
     revision: str | None = None,
     token: str | None = None,
 ) -> Path:
-    """Convert an adapter of AdapterHub, as the `adapters` library saves it, or write one in its
-    format.
+    """Convert an adapter from AdapterHub's format, which the `adapters` library writes, or to it.
 
     The converted adapter computes what the library computes. What cannot be expressed is refused
     with the reason. Only the base model's configuration is read, so the adapter does not record
@@ -66,7 +61,8 @@ def convert(
         source: The adapter's folder, or its name on the Hub.
         target: A new folder for the converted adapter, with its model card.
         to: "houlsby": from AdapterHub's format to this package's. "adapterhub": back.
-        base_model: Name of the base model on the Hub, or its folder, in place of the one that the adapter names.
+        base_model: Name of the base model on the Hub, or its folder, in place of the one that the
+            adapter names.
         with_head: Whether to convert the prediction head, if the adapter has one.
         allow_pickle: Whether weights may be read from a pickled file, with
             `torch.load(weights_only=True)`. Nothing else in this package reads such files. Most
@@ -86,34 +82,27 @@ def convert(
     base = None if base_model is None else os.fspath(base_model)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        new = Path(temporary) / "new"
-        new.mkdir()
+        unfinished = Path(temporary) / "unfinished"
+        unfinished.mkdir()
+        adapter_name = folder.resolve().name
         try:
             if to == "adapterhub":
                 saved = SavedAdapter.open(name, revision, token)
-                _write_published(saved, new, folder.resolve().name, base, with_head, token)
+                _write_published(saved, unfinished, adapter_name, base, with_head, token)
             else:
                 files = find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token)
-                _write_own(
-                    name,
-                    read_published(files, allow_pickle, with_head),
-                    new,
-                    folder.resolve().name,
-                    base,
-                    token,
-                )
+                published = read_published(files, allow_pickle, with_head)
+                _write_own(name, published, unfinished, adapter_name, base, token)
         except OSError:  # which names its file, or the repository
             raise
+        except AdapterError as error:
+            raise AdapterError(f"{shortened(name)} cannot be converted: {error}") from error
         except Exception as error:  # whichever library meets a damaged or hostile file
-            reason = (
-                str(error)
-                if isinstance(error, AdapterError)
-                else shortened(f"{type(error).__name__}: {error}")
-            )
+            reason = shortened(f"{type(error).__name__}: {error}")
             raise AdapterError(f"{shortened(name)} cannot be converted: {reason}") from error
         if folder.is_dir():
             folder.rmdir()  # an empty one
-        new.rename(folder)
+        unfinished.rename(folder)
     return folder
 
 
@@ -126,67 +115,55 @@ def _write_own(
     config.base_model_name_or_path = base
     save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
     config.save_pretrained(str(folder))
-    base_models = [
-        each for each in (base, str(published.adapter.fields.get("model_name"))) if is_repo_id(each)
-    ]
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.")
     card = make_card(
         SavedAdapter.open(folder),
         name if is_repo_id(name) else "adapter",
-        base_model=next((each for each in base_models if not Path(each).is_dir()), None),
+        base_model=_find_base_on_hub(base, str(published.adapter.fields.get("model_name"))),
     )
-    origin = f"Converted from {code(source)}, an adapter in AdapterHub's format, with `houlsby_peft.convert`."
-    (folder / CARD_FILE).write_text(
-        f"{str(card).rstrip()}\n\n## Origin\n\n{origin}\n", encoding="utf-8"
+    text = (
+        f"{str(card).rstrip()}\n\n## Origin\n\nConverted from {code(source)}, an adapter in "
+        "AdapterHub's format, with `houlsby_peft.convert`.\n"
     )
+    (folder / CARD_FILE).write_text(text, encoding="utf-8")
+
+
+def _find_base_on_hub(*names: str) -> str | None:
+    """Return the first of these names that may be a model on the Hub; None if none is."""
+    for name in names:
+        if is_repo_id(name) and not Path(name).is_dir():
+            return name
+    return None
 
 
 def _convert(
     published: Published, base_config: PretrainedConfig
 ) -> tuple[HoulsbyConfig, dict[str, torch.Tensor]]:
     """Return the configuration, with its record, and the weights of a converted adapter."""
-    model_type, options, fields = (
-        str(base_config.model_type),
-        published.options,
-        published.adapter.fields,
-    )
-    width = fields["hidden_size"]
-    here = (model_type, getattr(base_config, "hidden_size", None))
-    if (recorded := (fields.get("model_type") or model_type, width)) != here:
-        raise AdapterError(
-            f"The adapter was trained on a base model of the type {shortened(str(recorded[0]))} and the width "
-            f"{shortened(str(width))}; this one is a {here[0]} of the width {here[1]}. Give the right one as "
-            "base_model."
-        )
+    options, width = published.options, published.adapter.fields["hidden_size"]
+    model_type = str(base_config.model_type)
+    _check_base(published, base_config)
     kind = find_kind(options, model_type)
-    own = own_config(options, width, kind)
-    check_base_type(model_type, kind, own["positions"])
+    fields = own_config(options, width, kind)
+    check_base_type(model_type, kind, fields["positions"])
     head = find_target(published.head, model_type) if published.head else None
+    model = _make_target(base_config, head)
+    fields |= layer_config(options, width, _sub_layers(model, HoulsbyConfig(**fields)))
     if head is None:
-        known = {name: getattr(transformers, name)._model_mapping for name in _WITHOUT_HEAD}
-        auto_class = next(name for name, classes in known.items() if type(base_config) in classes)
-    else:
-        auto_class = head.task.auto_class
-        if head.id2label is not None:
-            base_config.id2label = head.id2label
-            base_config.label2id = {name: number for number, name in head.id2label.items()}
-    model = _make_empty(base_config, auto_class)
-    own |= layer_config(options, width, _sub_layers(model, HoulsbyConfig(**own)))
-    if head is None:
-        own["modules_to_save"] = []  # so that the adapter fits a model with any head
+        fields["modules_to_save"] = []  # so that the adapter fits a model with any head
     elif head.task.has_labels:
-        own |= {"id2label": head.id2label, "problem_type": head.problem_type}
-    config = HoulsbyConfig(**own)
-    is_added = head is not None and head.row is not None and head.row.is_added
-    heads = head_modules(head, model) if head else []
-    record = AdapterRecord(heads=heads, two_layer_head=is_added)
-    config.saved = SavedState(record, config.settings())
+        fields |= {"id2label": head.id2label, "problem_type": head.problem_type}
+    config = HoulsbyConfig(**fields)
+    record = AdapterRecord()
+    if head is not None:
+        record = AdapterRecord(heads=head_modules(head, model), two_layer_head=head.is_added)
+    config._load_record(record)
     plan = Plan(model, config)
     weights = _collect(published, head, plan, model)
-    record = replace(plan.new_record(), two_layer_head=is_added)
+    config.record = replace(plan.new_record(), two_layer_head=record.two_layer_head)
     if head is None:
-        record.task_type = None  # PEFT's class for the task would refuse models with other heads
-    config.saved = SavedState(record, config.settings())
+        # PEFT's class for the task would refuse models with other heads.
+        config.record.task_type = None
     config.auto_mapping = {
         "base_model_class": type(model).__name__,
         "parent_library": type(model).__module__,
@@ -195,44 +172,66 @@ def _convert(
     return config, weights
 
 
+def _check_base(published: Published, base_config: PretrainedConfig) -> None:
+    """Refuse a base model of another type or width than the one that the adapter records."""
+    fields, model_type = published.adapter.fields, str(base_config.model_type)
+    recorded = fields.get("model_type") or model_type, fields["hidden_size"]
+    width = getattr(base_config, "hidden_size", None)
+    if recorded != (model_type, width):
+        recorded_type, recorded_width = (shortened(str(value)) for value in recorded)
+        raise AdapterError(
+            f"The adapter was trained on a base model of the type {recorded_type} and the width "
+            f"{recorded_width}; this one is a {model_type} of the width {width}. Give the right "
+            "one as base_model."
+        )
+
+
+def _make_target(base_config: PretrainedConfig, head: Head | None) -> Any:
+    """Return an empty model of the class that has the head, or of one for adapters without one."""
+    if head is not None:
+        if head.id2label is not None:
+            base_config.id2label = head.id2label
+            base_config.label2id = {name: number for number, name in head.id2label.items()}
+        return _make_empty(base_config, head.task.auto_class)
+    for auto_class in _WITHOUT_HEAD:
+        if type(base_config) in getattr(transformers, auto_class)._model_mapping:
+            return _make_empty(base_config, auto_class)
+    return _make_empty(base_config, "AutoModel")
+
+
 def _collect(
     published: Published, head: Head | None, plan: Plan, model: nn.Module
 ) -> dict[str, torch.Tensor]:
     """Return the weights by the names that they have in the converted adapter's file."""
-    expected = _saved_shapes(plan)
-    keys = library_keys(expected, plan.bottlenecks, model, str(published.adapter.fields["name"]))
-    by_key = {key: name for name, key in keys.items()}
+    adapter, expected = published.adapter, _saved_shapes(plan)
+    keys = library_keys(expected, plan.bottlenecks, model, str(adapter.fields["name"]))
+    names = {key: name for name, key in keys.items()}
     weights: dict[str, torch.Tensor] = {}
     unknown = []
-    for key, tensor in published.adapter.tensors.items():
-        # With the base model's prefix, or without it if the adapter was saved from an encoder
-        # alone.
-        name = by_key.get(key) or by_key.get(key.partition(".")[2])
+    for key, tensor in adapter.tensors.items():
+        # Keys lack the base model's prefix if the adapter was saved from an encoder alone.
+        name = names.get(key) or names.get(key.partition(".")[2])
         if name is None or name in weights:
             unknown.append(key)
         else:
             weights[name] = tensor
     if unknown:
         raise AdapterError(
-            f"{published.adapter.file.name} must hold the weights of one bottleneck adapter on a "
-            f"{type(model).__name__}; it also has {first_of(unknown)}, which its configuration has no place for. Give "
-            "the base model that the adapter was trained on."
+            f"{adapter.file.name} must hold the weights of one bottleneck adapter on a "
+            f"{type(model).__name__}; it also has {first_of(unknown)}, which its configuration has "
+            "no place for. Give the base model that the adapter was trained on."
         )
     if head is not None:
-        weights |= head_weights(
-            head, model, {name: shape for name, shape in expected.items() if name not in keys}
-        )
-    check_shapes(
-        expected,
-        {name: tensor.shape for name, tensor in weights.items()},
-        published.adapter.file.name,
-    )
+        of_head = {name: shape for name, shape in expected.items() if name not in keys}
+        weights |= head_weights(head, model, of_head)
+    check_shapes(expected, _shapes(weights), adapter.file.name)
     return {FILE_PREFIX + name: tensor.contiguous() for name, tensor in weights.items()}
 
 
 def _saved_shapes(plan: Plan) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors in the file of a plan's adapter by name, without PEFT's
-    prefix.
+    """Return the shapes of the tensors in the file of a plan's adapter, by name.
+
+    The names lack PEFT's prefix.
     """
     modules: dict[str, nn.Module] = {}
     with torch.device("meta"):
@@ -241,12 +240,17 @@ def _saved_shapes(plan: Plan) -> dict[str, torch.Size]:
                 modules[f"{key}.{PREFIX}norm"] = plan.reference(place)
             elif plan.owners[key] == key:
                 modules[f"{key}.{PREFIX}adapter"] = plan.new_bottleneck(place)
-    modules |= {name: plan.head(name) for name in plan.heads}
-    return {
-        f"{key}.{name}": each.shape
-        for key, module in modules.items()
-        for name, each in module.state_dict().items()
-    }
+    for name in plan.heads:
+        modules[name] = plan.head(name)
+    shapes = {}
+    for key, module in modules.items():
+        for name, weight in module.state_dict().items():
+            shapes[f"{key}.{name}"] = weight.shape
+    return shapes
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _write_published(
@@ -257,51 +261,40 @@ def _write_published(
     with_head: bool,
     token: str | None,
 ) -> None:
-    """Write an adapter in AdapterHub's format. A shared bottleneck is written at each of its
-    places.
+    """Write an adapter in AdapterHub's format.
+
+    A shared bottleneck is written at each of its places.
     """
-    config, tensors = saved.config, saved.read_weights()
+    config = saved.config
     base = base or find_base(config)[0] or config.base_model_name_or_path or ""
     base_config = _read_base(base, token)
     check_base_type(str(base_config.model_type), config.kind, config.positions)
     base_config.update(label_arguments(saved.record))
     model = _make_empty(base_config, saved.task.auto_class)
     plan = Plan(model, config)
-    tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in tensors.items()}
-    check_shapes(
-        _saved_shapes(plan),
-        {key: each.shape for key, each in tensors.items()},
-        SAFETENSORS_WEIGHTS_NAME,
-    )
-    places = _sub_layers(model, config)
-    own = {key: tensor for key, tensor in tensors.items() if ".houlsby_adapter." in key}
-    expanded = dict(own)
-    for key, owner in plan.owners.items():
-        at_owner = {
-            part: tensor
-            for part, tensor in own.items()
-            if part.startswith(f"{owner}.houlsby_adapter.")
-        }
-        expanded |= {key + part.removeprefix(owner): tensor for part, tensor in at_owner.items()}
-    name = re.sub(r"[^\w-]+", "-", name).strip("-") or "adapter"
+    tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in saved.weights.items()}
+    check_shapes(_saved_shapes(plan), _shapes(tensors), SAFETENSORS_WEIGHTS_NAME)
+    bottlenecks = _bottlenecks_by_place(plan, tensors)
     sizes = {
-        key: len(expanded[f"{key}.houlsby_adapter.down_proj.bias"]) for key in plan.bottlenecks
+        key: len(bottlenecks[f"{key}.houlsby_adapter.down_proj.bias"]) for key in plan.bottlenecks
     }
-    width = next(iter(plan.widths.values()))
-    options = describe(config, tensors, places, sizes, width)
+    width, *_ = plan.widths.values()
+    options = describe(config, tensors, _sub_layers(model, config), sizes, width)
+    name = re.sub(r"[^\w-]+", "-", name).strip("-") or "adapter"
+    encoder_class = type(_make_empty(base_config, "AutoModel")).__name__
     facts = {
         "hidden_size": width,
-        "model_class": type(_make_empty(base_config, "AutoModel")).__name__.removesuffix("Model")
-        + "AdapterModel",
+        "model_class": f"{encoder_class.removesuffix('Model')}AdapterModel",
         "model_name": base,
         "model_type": base_config.model_type,
         "name": name,
         "version": _VERSION,
     }
-    keys = library_keys(expanded, plan.bottlenecks, model, name)
-    by_key = {f"{model.base_model_prefix}.{key}": expanded[own] for own, key in keys.items()}
+    by_key = {}
+    for own_name, key in library_keys(bottlenecks, plan.bottlenecks, model, name).items():
+        by_key[f"{model.base_model_prefix}.{key}"] = bottlenecks[own_name]
     write_part(folder, ADAPTER_FILES, {"config": options, **facts}, by_key)
-    head = {key: tensor for key, tensor in tensors.items() if key not in own}
+    head = {key: tensor for key, tensor in tensors.items() if key not in bottlenecks}
     if head and with_head:
         described, weights = describe_head(
             saved.task.class_suffix,
@@ -314,22 +307,35 @@ def _write_published(
         write_part(folder, HEAD_FILES, {"config": described, **facts}, weights)
 
 
+def _bottlenecks_by_place(
+    plan: Plan, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the weights of bottlenecks and couplings, shared ones at each of their places."""
+    bottlenecks = {}
+    for key, owner in plan.owners.items():
+        for name, tensor in tensors.items():
+            if name.startswith(f"{owner}.houlsby_adapter."):
+                bottlenecks[key + name.removeprefix(owner)] = tensor
+    return bottlenecks
+
+
 def _sub_layers(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     """Return the places of bottlenecks at the same sub-layers in all layers of a model."""
     everywhere = replace(
-        config, target_modules=None, exclude_modules=None, layers_to_transform=None, layers_pattern=None,
-        rank_pattern={}, train_layer_norm=False,
-    )  # fmt: skip
-    found = find_places(model, everywhere)
-    return {
-        key: place for key, place in found.items() if place.layer is not None and not place.is_norm
-    }
+        config,
+        target_modules=None,
+        exclude_modules=None,
+        layers_to_transform=None,
+        layers_pattern=None,
+        rank_pattern={},
+        train_layer_norm=False,
+        invertible=None,
+    )
+    return find_places(model, everywhere)
 
 
 def _read_base(name: str, token: str | None) -> PretrainedConfig:
-    """Read the configuration of a base model, without its weights and without code from its
-    repository.
-    """
+    """Read the configuration of a base model, without its weights and without running code."""
     with explain_hub_errors(f"The base model {name}"):
         config: PretrainedConfig = AutoConfig.from_pretrained(
             find_packaged(name), token=token, trust_remote_code=False
@@ -338,5 +344,6 @@ def _read_base(name: str, token: str | None) -> PretrainedConfig:
 
 
 def _make_empty(config: PretrainedConfig, auto_class: str) -> Any:
+    """Return a model on the meta device."""
     with torch.device("meta"):
         return getattr(transformers, auto_class).from_config(config, trust_remote_code=False)

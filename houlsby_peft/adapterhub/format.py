@@ -1,13 +1,13 @@
-"""The files of AdapterHub: what the `adapters` library wrote in any version, read without running
-    any code.
+"""Read and write the files of AdapterHub, in the formats of all versions of the `adapters` library.
 
-The rules are those of the `adapters` library 1.3 (`loading.py`, `utils.py`,
-`configuration/adapter_config.py`).
+No code in the files runs. The rules are those of the `adapters` library 1.3 (`loading.py`,
+`utils.py`, `configuration/adapter_config.py`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter.safetensors", "pytorch_adapter.
 HEAD_FILES = ("head_config.json", "model_head.safetensors", "pytorch_model_head.bin")
 
 # The containers of bottlenecks and couplings in keys: the names of adapter-transformers 1, and
-# those of today.
+# today's.
 _RENAMED = {
     "attention_text_task_adapters": "adapters",
     "attention_text_lang_adapters": "adapters",
@@ -52,7 +52,7 @@ _DEFAULTS: dict[str, Any] = {
     "inv_adapter": None,
     "inv_adapter_reduction_factor": None,
 }
-# Options that cannot be had, with the values that switch them off, and what they do.
+# Options that cannot be converted, with the values that switch them off, and the reason.
 _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "phm_layer": (
         (False, None),
@@ -74,8 +74,9 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """An adapter or a head: its configuration, and its weights by today's keys, all of them finite
-    numbers.
+    """An adapter or a head: its configuration, and its weights by today's keys.
+
+    All weights are finite numbers.
     """
 
     fields: dict[str, Any]
@@ -85,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Published:
-    """An adapter of AdapterHub, with the bottleneck's options by today's names, complete."""
+    """An adapter of AdapterHub, with all options of its bottlenecks by today's names."""
 
     options: dict[str, Any]
     adapter: Part
@@ -97,29 +98,37 @@ class Published:
         name = self.adapter.fields.get("model_name")
         if not is_repo_id(name):  # type: ignore[arg-type]
             raise AdapterError(
-                f"model_name in {ADAPTER_FILES[0]} must be a name on the Hub; got {shortened(repr(name))}. Give the "
-                "base model's name or folder as base_model."
+                f"model_name in {ADAPTER_FILES[0]} must be a name on the Hub; got "
+                f"{shortened(repr(name))}. Give the base model's name or folder as base_model."
             )
         return str(name)
 
 
 def read_published(folder: Path, allow_pickle: bool, with_head: bool) -> Published:
-    """Read and check the files that the library has written. A pickled one is read with
-    `weights_only=True`.
+    """Read and check the files that the library has written.
+
+    A pickled file is read with `weights_only=True`.
 
     Raises:
-        AdapterError: A file is too large, or the adapter has an option that cannot be had. Other
-            errors of missing, damaged and hostile files are those of the libraries that read them.
+        AdapterError: A file is too large or not a regular file, or the adapter has an option that
+            cannot be converted. Other errors of missing, damaged and hostile files are those of the
+            libraries that read them.
     """
+    for name in (*ADAPTER_FILES, *HEAD_FILES):
+        path = folder / name
+        # A pipe would keep its reader waiting.
+        if os.path.lexists(path) and not path.is_file():
+            raise AdapterError(f"{name} must be a regular file. Download the adapter again.")
     adapter = _read_part(folder, ADAPTER_FILES, allow_pickle)
     if not isinstance(adapter.fields.get("config"), dict):
         raise AdapterError(
-            f"{ADAPTER_FILES[0]} must hold the options of one bottleneck adapter of AdapterHub in `config`. An "
-            "adapter of PEFT needs no conversion."
+            f"{ADAPTER_FILES[0]} must hold the options of one bottleneck adapter of AdapterHub in "
+            "`config`. An adapter of PEFT needs no conversion."
         )
-    has_head = with_head and (folder / HEAD_FILES[0]).is_file()
-    head = _read_part(folder, HEAD_FILES, allow_pickle) if has_head else None
-    return Published(_complete(adapter), adapter, head)
+    head = None
+    if with_head and (folder / HEAD_FILES[0]).is_file():
+        head = _read_part(folder, HEAD_FILES, allow_pickle)
+    return Published(_complete_options(adapter), adapter, head)
 
 
 def write_part(
@@ -128,7 +137,7 @@ def write_part(
     fields: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write an adapter or a head, whose files have the given names."""
+    """Write an adapter or a head, in files of these names."""
     text = json.dumps(fields, indent=2, sort_keys=True)
     (folder / names[0]).write_text(text, encoding="utf-8")
     # A shared bottleneck is one tensor at several places, which a safetensors file cannot hold.
@@ -136,25 +145,33 @@ def write_part(
 
 
 def _read_part(folder: Path, names: tuple[str, str, str], allow_pickle: bool) -> Part:
-    config_name, safe_name, pickled_name = names
-    fields = read_json(folder / config_name)
-    if (folder / safe_name).is_file():
-        file = folder / safe_name
+    """Read an adapter or a head from files of these names."""
+    fields = read_json(folder / names[0])
+    file, pickled_file = folder / names[1], folder / names[2]
+    if file.is_file():
         tensors = load_file(file)
-    elif (folder / pickled_name).is_file() and not allow_pickle:
+    elif pickled_file.is_file() and not allow_pickle:
         raise AdapterError(
-            f"The weights are in {pickled_name}, a pickled file, which only the converter reads, and only if you "
-            "allow it. Give allow_pickle=True, or --allow-pickle, if you trust its author; it is read with "
-            "torch.load(weights_only=True), and no code in it runs."
+            f"The weights are in {pickled_file.name}, a pickled file, which only the converter "
+            "reads, and only if you allow it. Give allow_pickle=True, or --allow-pickle, if you "
+            "trust its author; it is read with torch.load(weights_only=True), and no code in it "
+            "runs."
         )
     else:
-        file = folder / pickled_name
+        file = pickled_file
         tensors = _read_pickle(file)
+    renamed = {}
     for key, tensor in tensors.items():
         check_values(file.name, key, tensor)
-    for old, new in _RENAMED.items():
-        tensors = {key.replace(f".{old}.", f".{new}."): tensor for key, tensor in tensors.items()}
-    return Part(fields, tensors, file)
+        renamed[_rename(key)] = tensor
+    return Part(fields, renamed, file)
+
+
+def _rename(key: str) -> str:
+    """Return the key of a weight with today's names of containers."""
+    for name, todays_name in _RENAMED.items():
+        key = key.replace(f".{name}.", f".{todays_name}.")
+    return key
 
 
 def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
@@ -166,58 +183,65 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
     size = file.stat().st_size
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
-            if (unpacked := sum(entry.file_size for entry in archive.infolist())) > size:
-                raise AdapterError(
-                    f"{file.name} has {size:,} bytes and would unpack to {unpacked:,}."
-                )
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > size:
+            raise AdapterError(f"{file.name} has {size:,} bytes and would unpack to {unpacked:,}.")
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # whose message advises to run the file's code
         raise AdapterError(
-            f"{file.name} holds more than tensors, or is damaged, and is not read. Download it again."
+            f"{file.name} holds more than tensors, or is damaged, and is not read. Download it "
+            "again."
         ) from None
     tensors = {}
-    for key, tensor in found.items():
-        is_plain = (
-            type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-        )
-        if (
-            not is_plain
-            or tensor.is_meta
-            or tensor.is_quantized
-            or tensor.numel() * tensor.element_size() > size
-        ):
+    for key, tensor in content.items():
+        if not _is_plain(tensor) or tensor.numel() * tensor.element_size() > size:
             raise AdapterError(
-                f"{file.name}: {shortened(str(key))!r} is not a plain tensor of at most the file's size."
+                f"{file.name}: {shortened(str(key))!r} is not a plain tensor of at most the file's "
+                "size."
             )
         tensors[key] = tensor.detach().clone(memory_format=torch.contiguous_format)
     return tensors
 
 
-def _complete(adapter: Part) -> dict[str, Any]:
-    """Return the options of a bottleneck with today's names and all defaults."""
-    given = {key.lower(): value for key, value in adapter.fields["config"].items()}
-    block = given.pop("invertible_adapter", None)
-    if isinstance(block, dict):
-        given["inv_adapter"] = block.get("block_type")
-        given["inv_adapter_reduction_factor"] = block.get("reduction_factor")
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a dense tensor in memory, of no class of its own."""
+    is_tensor = type(value) in (torch.Tensor, torch.nn.Parameter)
+    is_dense = is_tensor and value.layout == torch.strided
+    return is_dense and not value.is_meta and not value.is_quantized
+
+
+def _complete_options(adapter: Part) -> dict[str, Any]:
+    """Return all options of the bottlenecks, with today's names.
+
+    Raises:
+        AdapterError: The adapter has an option that cannot be converted.
+    """
+    options = {key.lower(): value for key, value in adapter.fields["config"].items()}
+    coupling = options.pop("invertible_adapter", None)
+    if isinstance(coupling, dict):
+        options["inv_adapter"] = coupling.get("block_type")
+        options["inv_adapter_reduction_factor"] = coupling.get("reduction_factor")
     has_coupling = any("invertible_adapters" in key for key in adapter.tensors)
     if adapter.fields.get("type") == "text_task" and not has_coupling:
         # Task adapters named the language adapter's coupling without having one.
-        given["inv_adapter"] = given["inv_adapter_reduction_factor"] = None
+        options["inv_adapter"] = options["inv_adapter_reduction_factor"] = None
     for name, (off, reason) in _UNSUPPORTED.items():
-        if given.get(name) not in off:
+        if options.get(name) not in off:
             raise AdapterError(
-                f"{name}={shortened(repr(given[name]))} cannot be converted: {reason}."
+                f"{name}={shortened(repr(options[name]))} cannot be converted: {reason}."
             )
-    known = {name: given[name] for name in _DEFAULTS if given.get(name) is not None}
-    activation = given["non_linearity"].lower()
+    activation = options["non_linearity"].lower()
     if "version" not in adapter.fields:
         activation = _OLD_ACTIVATIONS.get(activation, activation)
-    activation = {"leakyrelu": "leaky_relu"}.get(activation, activation)
-    return {
+    if activation == "leakyrelu":
+        activation = "leaky_relu"
+    complete = {
         **_DEFAULTS,
-        **known,
         "non_linearity": activation,
-        "reduction_factor": given["reduction_factor"],
+        "reduction_factor": options["reduction_factor"],
     }
+    for name in _DEFAULTS:
+        if options.get(name) is not None:
+            complete[name] = options[name]
+    return complete

@@ -1,8 +1,8 @@
-"""Prediction heads: which modules of a transformers model compute what a head of the `adapters`
-    library computes.
+"""Prediction heads: which modules of a transformers model compute what a library's head computes.
 
-The library's flexible heads are one or two linear layers on the hidden states of all tokens, of the
-first token or of the model's pooler. Its static heads are those of a class of transformers.
+The flexible heads of the `adapters` library are one or two linear layers on the hidden states of
+all tokens, of the first token or of the model's pooler. Its static heads are those of a class of
+transformers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ _MOST_OUTPUTS = 100_000
 NO_HEAD = "Convert the adapter without its head: with_head=False, or --no-head"
 
 
-class Row(NamedTuple):
+class HeadLayout(NamedTuple):
     """A head of transformers, as the library describes one; both directions read it.
 
-    `suffix` is the end of the class's name. `modules` are the linear layers, where `{base}` stands
-    for the encoder's name; a head that `is_added` gets its hidden one from
-    `HoulsbyConfig.two_layer_head`.
+    Attributes:
+        suffix: The end of the class's name.
+        layers: The number of linear layers in the library.
+        activation: The activation between two layers.
+        use_pooler: Whether the library's layers read the pooler's output.
+        modules: The linear layers, where `{base}` stands for the encoder's name.
+        is_added: Whether `HoulsbyConfig.two_layer_head` adds the hidden layer.
     """
 
     suffix: str
@@ -51,64 +55,61 @@ class Row(NamedTuple):
 
     def names(self, model: nn.Module) -> list[str]:
         """Return the names of the linear layers in a model."""
-        return [
-            module.format(base=getattr(model, "base_model_prefix", "")) for module in self.modules
-        ]
+        base = getattr(model, "base_model_prefix", "")
+        return [module.format(base=base) for module in self.modules]
 
     def keys(self, model: nn.Module, adapter_name: str) -> dict[str, str]:
         """Return the library's keys of the weights, by their names in a model."""
-        # A dropout precedes each linear layer, an activation is between them.
-        return {
-            f"{module}.{kind}": f"heads.{adapter_name}.{1 + 3 * number}.{kind}"
-            for number, module in enumerate(self.names(model))
-            for kind in ("weight", "bias")
-        }
+        keys = {}
+        for number, module in enumerate(self.names(model)):
+            # A dropout precedes each linear layer, an activation is between them.
+            layer = f"heads.{adapter_name}.{1 + 3 * number}"
+            keys[f"{module}.weight"] = f"{layer}.weight"
+            keys[f"{module}.bias"] = f"{layer}.bias"
+        return keys
 
 
 _TEXT, _CHOICE, _TOKENS = "ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification"
 _ADDED = ("classifier.dense", "classifier.out_proj")
 
 
-def _of_tokens(name: str = "classifier") -> tuple[Row, ...]:
+def _of_tokens(name: str = "classifier") -> tuple[HeadLayout, ...]:
     return (
-        Row(_TOKENS, 1, None, False, (name,)),
-        Row(_TOKENS, 2, "tanh", False, (f"{name}.dense", f"{name}.out_proj"), is_added=True),
-        Row("ForQuestionAnswering", 1, None, False, ("qa_outputs",)),
+        HeadLayout(_TOKENS, 1, None, False, (name,)),
+        HeadLayout(_TOKENS, 2, "tanh", False, (f"{name}.dense", f"{name}.out_proj"), is_added=True),
+        HeadLayout("ForQuestionAnswering", 1, None, False, ("qa_outputs",)),
     )
 
 
-def _with_pooler(suffix: str) -> tuple[Row, ...]:
-    """The pooler of BERT is a linear layer with tanh on the first token: the first of the library's
-    two layers.
-    """
+def _with_pooler(suffix: str) -> tuple[HeadLayout, ...]:
+    # BERT's pooler is a linear layer with tanh on the first token: the first of the library's two.
     return (
-        Row(suffix, 2, "tanh", False, ("{base}.pooler.dense", "classifier")),
-        Row(suffix, 1, None, True, ("classifier",)),
-        Row(suffix, 2, "tanh", True, _ADDED, is_added=True),
+        HeadLayout(suffix, 2, "tanh", False, ("{base}.pooler.dense", "classifier")),
+        HeadLayout(suffix, 1, None, True, ("classifier",)),
+        HeadLayout(suffix, 2, "tanh", True, _ADDED, is_added=True),
     )
 
 
-_DENSE = Row(_TEXT, 2, "tanh", False, ("classifier.dense", "classifier.out_proj"))
-_ENCODER_DECODER = Row(
+_DENSE = HeadLayout(_TEXT, 2, "tanh", False, ("classifier.dense", "classifier.out_proj"))
+_ENCODER_DECODER = HeadLayout(
     _TEXT, 2, "tanh", False, ("classification_head.dense", "classification_head.out_proj")
 )
-_DEBERTA = (Row(_TEXT, 2, "gelu", False, ("pooler.dense", "classifier")), *_of_tokens())
+_DISTILBERT = HeadLayout(_TEXT, 2, "relu", False, ("pre_classifier", "classifier"))
+_DEBERTA = (HeadLayout(_TEXT, 2, "gelu", False, ("pooler.dense", "classifier")), *_of_tokens())
 _ROBERTA = (_DENSE, *_with_pooler(_CHOICE), *_of_tokens())
 _GPT = (
-    Row(_TEXT, 1, None, False, ("score",)),
-    Row(_TEXT, 2, "tanh", False, ("score.dense", "score.out_proj"), is_added=True),
+    HeadLayout(_TEXT, 1, None, False, ("score",)),
+    HeadLayout(_TEXT, 2, "tanh", False, ("score.dense", "score.out_proj"), is_added=True),
 )
-ROWS: dict[str, tuple[Row, ...]] = {
-    "albert": (*_of_tokens(), Row(_TEXT, 1, None, True, ("classifier",))),
+LAYOUTS: dict[str, tuple[HeadLayout, ...]] = {
+    "albert": (*_of_tokens(), HeadLayout(_TEXT, 1, None, True, ("classifier",))),
     "bart": (_ENCODER_DECODER, *_of_tokens()),
     "bert": (*_with_pooler(_TEXT), *_with_pooler(_CHOICE), *_of_tokens()),
     "deberta": _DEBERTA,
     "deberta-v2": _DEBERTA,
     "distilbert": (
-        *(
-            Row(suffix, 2, "relu", False, ("pre_classifier", "classifier"))
-            for suffix in (_TEXT, _CHOICE)
-        ),
+        _DISTILBERT,
+        _DISTILBERT._replace(suffix=_CHOICE),
         *_of_tokens(),
     ),
     "electra": (_DENSE._replace(activation="gelu"), *_of_tokens()),
@@ -128,90 +129,125 @@ ROWS: dict[str, tuple[Row, ...]] = {
 
 @dataclass(frozen=True)
 class Head:
-    """A head of the library, found among those of transformers; a static head has no row of the
-    table.
-    """
+    """A head of the library, found among those of transformers; a static head has no layout."""
 
     task: TaskKind
     id2label: dict[int, str] | None
     problem_type: str | None
-    row: Row | None
+    layout: HeadLayout | None
     part: Part
+
+    @property
+    def is_added(self) -> bool:
+        """Whether `HoulsbyConfig.two_layer_head` adds its hidden layer."""
+        return self.layout is not None and self.layout.is_added
 
 
 def find_target(part: Part, model_type: str) -> Head:
-    """Return which head of transformers computes what a head of the library computes."""
-    config, row = part.fields.get("config"), None
-    if config is None:
-        kind = str(part.fields.get("model_class"))
-        suffix = next((each for each in _CLASSES.values() if kind.endswith(each)), None)
-    else:
-        kind = config["head_type"]
-        suffix = _CLASSES.get(kind)
-    if suffix is None or (task := task_kind_of_class(suffix)) is None:
-        raise AdapterError(
-            f"A head must be for one of {', '.join(_CLASSES)}; got {shortened(kind)}. {NO_HEAD}."
-        )
-    if config is None:
+    """Return which head of transformers computes what a head of the library computes.
+
+    Raises:
+        AdapterError: There is none.
+    """
+    config = part.fields.get("config")
+    is_static = config is None
+    head_type = str(part.fields.get("model_class") if is_static else config["head_type"])
+    task = _find_task(head_type, is_static)
+    layout = None
+    if is_static:
         labels = part.fields.get("label2id")
         outputs = min(part.fields.get("num_labels", len(labels or (0, 1))), _MOST_OUTPUTS)
     else:
-        labels, layers, activation = (
-            config.get("label2id"),
-            config.get("layers"),
-            config.get("activation_function"),
-        )
-        use_pooler = bool(config.get("use_pooler"))
-        wanted = (suffix, layers, activation if layers != 1 else None, use_pooler)
-        row = next((row for row in ROWS.get(model_type, ()) if row[:4] == wanted), None)
-        if row is None:
-            raise AdapterError(
-                f"The head has {shortened(repr(layers))} layers with the activation {shortened(repr(activation))} on "
-                f"{'the pooler' if use_pooler else 'the hidden states'}, and no class of transformers for "
-                f"{model_type} has such a head. {NO_HEAD}."
-            )
-        outputs = len(part.tensors[f"heads.{part.fields['name']}.{3 * row.layers - 2}.weight"])
+        labels = config.get("label2id")
+        layout = _find_layout(config, task.class_suffix, model_type)
+        last_layer = f"heads.{part.fields['name']}.{3 * layout.layers - 2}"
+        outputs = len(part.tensors[f"{last_layer}.weight"])
     if not task.has_labels:
-        return Head(task, None, None, row, part)
-    names = {
-        number: name
-        for name, number in (labels or {f"LABEL_{n}": n for n in range(outputs)}).items()
-    }
-    is_multilabel = kind == "multilabel_classification"
-    problem_type = (
-        "multi_label_classification" if is_multilabel else "regression" if outputs == 1 else None
+        return Head(task, None, None, layout, part)
+    if not labels:
+        labels = {f"LABEL_{number}": number for number in range(outputs)}
+    id2label = {number: name for name, number in labels.items()}
+    problem_type = None
+    if head_type == "multilabel_classification":
+        problem_type = "multi_label_classification"
+    elif outputs == 1:
+        problem_type = "regression"
+    return Head(task, dict(sorted(id2label.items())), problem_type, layout, part)
+
+
+def _find_task(head_type: str, is_static: bool) -> TaskKind:
+    """Return the task of a head: a type of the library or, if static, a class of transformers."""
+    for library_type, suffix in _CLASSES.items():
+        is_type = head_type.endswith(suffix) if is_static else head_type == library_type
+        task = task_kind_of_class(suffix)
+        if is_type and task is not None:
+            return task
+    raise AdapterError(
+        f"A head must be for one of {', '.join(_CLASSES)}; got {shortened(head_type)}. {NO_HEAD}."
     )
-    return Head(task, dict(sorted(names.items())), problem_type, row, part)
+
+
+def _find_layout(config: Mapping[str, Any], suffix: str, model_type: str) -> HeadLayout:
+    """Return the layout that the library's configuration of a flexible head describes."""
+    layers, activation = config.get("layers"), config.get("activation_function")
+    use_pooler = bool(config.get("use_pooler"))
+    for layout in LAYOUTS.get(model_type, ()):
+        has_activation = layers == 1 or layout.activation == activation
+        has_layers = layout.layers == layers and layout.use_pooler == use_pooler
+        if layout.suffix == suffix and has_layers and has_activation:
+            return layout
+    inputs = "the pooler" if use_pooler else "the hidden states"
+    raise AdapterError(
+        f"The head has {shortened(repr(layers))} layers with the activation "
+        f"{shortened(repr(activation))} on {inputs}, and no class of transformers for {model_type} "
+        f"has such a head. {NO_HEAD}."
+    )
 
 
 def head_modules(head: Head, model: nn.Module) -> list[str]:
-    """Return the names of the modules that make up a head: those of which an adapter has a copy."""
-    if head.row is None:
+    """Return the names of the modules that make up a head, of which an adapter has copies."""
+    if head.layout is None:
         return find_head(model)
-    names = (
-        name.removesuffix(".dense").removesuffix(".out_proj") for name in head.row.names(model)
-    )
-    return list(dict.fromkeys(names))
+    modules: list[str] = []
+    for name in head.layout.names(model):
+        module = name.removesuffix(".dense").removesuffix(".out_proj")
+        if module not in modules:
+            modules.append(module)
+    return modules
 
 
 def head_weights(
     head: Head, model: nn.Module, expected: Mapping[str, torch.Size]
 ) -> dict[str, torch.Tensor]:
-    """Return a head's weights by their names in transformers, whose shapes in the model are
-    expected.
+    """Return a head's weights by their names in transformers.
+
+    Args:
+        head: The head of the library.
+        model: The model with the head of transformers.
+        expected: The shapes of the weights in the model, by name.
+
+    Raises:
+        AdapterError: The head has other weights.
     """
-    row, part = head.row, head.part
-    keys = row.keys(model, str(part.fields["name"])) if row else {name: name for name in expected}
-    known = {name: key for name, key in keys.items() if name in expected and key in part.tensors}
-    weights = {name: part.tensors[key] for name, key in known.items()}
-    if unknown := sorted(part.tensors.keys() - known.values()):
+    part = head.part
+    keys = {name: name for name in expected}
+    if head.layout is not None:
+        keys = head.layout.keys(model, str(part.fields["name"]))
+    weights = {}
+    unknown = set(part.tensors)
+    for name, key in keys.items():
+        if name in expected and key in part.tensors:
+            weights[name] = part.tensors[key]
+            unknown.discard(key)
+    if unknown:
         raise AdapterError(
-            f"{part.file.name} must hold the weights of the head of a {type(model).__name__}; it has "
-            f"{first_of(unknown)}. {NO_HEAD}."
+            f"{part.file.name} must hold the weights of the head of a {type(model).__name__}; it "
+            f"has {first_of(sorted(unknown))}. {NO_HEAD}."
         )
-    bias = [*keys][-1]
-    if row and part.fields["config"].get("bias") is False and bias in expected:
-        weights[bias] = torch.zeros(expected[bias])
+    if head.layout is not None and part.fields["config"].get("bias") is False:
+        *_, bias = keys
+        if bias in expected:
+            weights[bias] = torch.zeros(expected[bias])
     return weights
 
 
@@ -223,35 +259,54 @@ def describe_head(
     weights: Mapping[str, torch.Tensor],
     name: str,
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the library's configuration of a head and its weights by the library's keys; see
-    `find_target`.
+    """Return the library's configuration of a head, and its weights by the library's keys.
+
+    This is the way back from `find_target`.
     """
-    modules = {key.rpartition(".")[0] for key in weights}
-    rows = [row for row in ROWS.get(model.config.model_type, ()) if row.suffix == suffix]
-    row = next((row for row in rows if modules == set(row.names(model))), None)
-    if row is None:
-        raise AdapterError(
-            f"The `adapters` library has no head that consists of {first_of(sorted(weights))} of a "
-            f"{type(model).__name__}. {NO_HEAD}."
-        )
-    kind = next(kind for kind, each in _CLASSES.items() if each == suffix)
-    last = row.names(model)[-1]
+    layout = _find_layout_of_modules(suffix, model, weights)
+    last_layer = layout.names(model)[-1]
     config: dict[str, Any] = {
-        "head_type": "multilabel_classification"
-        if problem_type == "multi_label_classification"
-        else kind,
-        "layers": row.layers,
-        "activation_function": row.activation,
-        "label2id": {label: number for number, label in labels.items()} if labels else None,
+        "head_type": _find_head_type(suffix, problem_type),
+        "layers": layout.layers,
+        "activation_function": layout.activation,
+        "label2id": None,
         "dropout_prob": None,
     }
-    config |= (
-        {"num_choices": 2} if suffix == _CHOICE else {"num_labels": len(weights[f"{last}.weight"])}
-    )
+    if labels:
+        config["label2id"] = {label: number for number, label in labels.items()}
+    if suffix == _CHOICE:
+        config["num_choices"] = 2
+    else:
+        config["num_labels"] = len(weights[f"{last_layer}.weight"])
     if suffix in (_CHOICE, _TEXT):
-        config["use_pooler"] = row.use_pooler
+        config["use_pooler"] = layout.use_pooler
     if suffix == _TEXT:
-        config["bias"] = f"{last}.bias" in weights
-    return config, {
-        key: weights[own] for own, key in row.keys(model, name).items() if own in weights
-    }
+        config["bias"] = f"{last_layer}.bias" in weights
+    tensors = {}
+    for weight_name, key in layout.keys(model, name).items():
+        if weight_name in weights:
+            tensors[key] = weights[weight_name]
+    return config, tensors
+
+
+def _find_layout_of_modules(
+    suffix: str, model: Any, weights: Mapping[str, torch.Tensor]
+) -> HeadLayout:
+    """Return the layout of a head that consists of the modules with these weights."""
+    modules = {weight_name.rpartition(".")[0] for weight_name in weights}
+    for layout in LAYOUTS.get(model.config.model_type, ()):
+        if layout.suffix == suffix and modules == set(layout.names(model)):
+            return layout
+    raise AdapterError(
+        f"The `adapters` library has no head that consists of {first_of(sorted(weights))} of a "
+        f"{type(model).__name__}. {NO_HEAD}."
+    )
+
+
+def _find_head_type(suffix: str, problem_type: str | None) -> str:
+    """Return the library's type of a head for a class of transformers."""
+    if problem_type == "multi_label_classification":
+        return "multilabel_classification"
+    # Of two types for one class, the first is the usual one.
+    types = {class_suffix: head_type for head_type, class_suffix in reversed(_CLASSES.items())}
+    return types[suffix]

@@ -1,6 +1,4 @@
-"""What stands where in the two formats: kinds and sizes of bottlenecks, and the keys of their
-weights.
-"""
+"""Translate between the two formats: kinds and sizes of bottlenecks, and the keys of weights."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from torch import nn
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
-from ..record import Place
+from ..record import Place, full_name
 
 
 # The library's options for the sub-layers.
@@ -38,8 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
 # before or after the sub-layer. Before: the library gives bottlenecks no norm.
 _PRE_NORM = ("gpt2", "gptj", "llama", "mbart", "mistral", "mt5", "t5")
 _POST_NORM = (
-    "albert", "bart", "bert", "bert-generation", "deberta", "deberta-v2", "distilbert", "electra", "plbart", "roberta",
-    "xlm-roberta",
+    "albert", "bart", "bert", "bert-generation", "deberta", "deberta-v2", "distilbert", "electra",
+    "plbart", "roberta", "xlm-roberta",
 )  # fmt: skip
 # Where bottlenecks are inside the module that ends a sub-layer. Elsewhere the layer holds them
 # under these names.
@@ -67,42 +65,50 @@ PARTS = {
     "up_proj.bias": "adapter_up.bias",
     "scaling": "scaling",
 }
+# An invertible module has two networks.
+_COUPLING_PARTS = ("F", "G")
 _OWN_KEY = re.compile(r"(?P<place>.+)\.houlsby_adapter\.(?P<part>.+)")
 
 
 def find_kind(options: Mapping[str, Any], model_type: str) -> str:
-    """Return the kind of a bottleneck from the library's options, which are complete."""
-    before, after, residual = (
-        options[name] for name in ("original_ln_before", "original_ln_after", "residual_before_ln")
-    )
-    if options["is_parallel"] and after is True:
-        return "parallel"
-    if not options["is_parallel"] and not before and after and isinstance(residual, bool):
-        return "houlsby"
-    # Without a norm after the sub-layer, AdapterPlus computes what the Pfeiffer kind does.
-    is_plus = model_type in _PRE_NORM and residual is False and after is False
-    if not options["is_parallel"] and before and ((residual is True and after is True) or is_plus):
-        return "pfeiffer"
-    given = ", ".join(f"{name}={options[name]!r}" for name in (*KINDS["houlsby"], "is_parallel"))
+    """Return the kind of a bottleneck from the library's options, which are complete.
+
+    Raises:
+        AdapterError: The options describe another kind.
+    """
+    norm_before, norm_after = options["original_ln_before"], options["original_ln_after"]
+    residual = options["residual_before_ln"]
+    if options["is_parallel"]:
+        kind, is_exact = "parallel", norm_after is True
+    elif not norm_before:
+        kind, is_exact = "houlsby", norm_after and isinstance(residual, bool)
+    else:
+        # AdapterPlus lacks the norm after the sub-layer. So do some models, on which it computes
+        # what the Pfeiffer kind does.
+        is_plus = model_type in _PRE_NORM and residual is False and norm_after is False
+        kind, is_exact = "pfeiffer", is_plus or (residual is True and norm_after is True)
+    if is_exact:
+        return kind
+    values = [f"{name}={options[name]!r}" for name in (*KINDS["houlsby"], "is_parallel")]
     raise AdapterError(
-        f"The norm and the skip connection must be those of a Houlsby, Pfeiffer or parallel adapter; got {given}, "
-        f"which computes something else on a {model_type} model and has no counterpart here."
+        "The norm and the skip connection must be those of a Houlsby, Pfeiffer or parallel "
+        f"adapter; got {', '.join(values)}, which computes something else on a {model_type} model "
+        "and has no counterpart here."
     )
 
 
 def check_base_type(model_type: str, kind: str, positions: Collection[str]) -> None:
-    """Refuse base models in which the `adapters` library does not have its bottlenecks at the same
-    places.
-    """
-    known = sorted((*_PRE_NORM, *_POST_NORM))
-    # There, the library exchanges the attention's output and its residual input, of which
-    # "pfeiffer" reads the sum.
+    """Refuse base models that the `adapters` library does not adapt at the same places."""
+    model_types = sorted((*_PRE_NORM, *_POST_NORM))
+    # In ALBERT, the library exchanges the attention's output and its residual input. "pfeiffer"
+    # reads the sum of both.
     is_exchanged = model_type == "albert" and "attention" in positions and kind != "pfeiffer"
-    if model_type not in known or is_exchanged:
+    if model_type not in model_types or is_exchanged:
         raise AdapterError(
-            "Only adapters of base models whose layers the `adapters` library and this package adapt at the same "
-            f"place can be converted, which are {', '.join(known)} (albert: after the attention only the kind "
-            f"'pfeiffer'); got the kind {kind!r} on a {model_type}. Train the adapter anew."
+            "Only adapters of base models whose layers the `adapters` library and this package "
+            f"adapt at the same place can be converted, which are {', '.join(model_types)} "
+            "(albert: after the attention only the kind 'pfeiffer'); got the kind "
+            f"{kind!r} on a {model_type}. Train the adapter anew."
         )
 
 
@@ -111,51 +117,53 @@ def size_of(width: int, factor: float) -> int:
     return max(1, int(width // factor))
 
 
+def factor_of(width: int, size: int) -> float:
+    """Return a reduction factor of which the library makes a bottleneck size."""
+    factor = width / size
+    if size_of(width, factor) < size:  # by rounding
+        factor = math.nextafter(factor, 0)
+    return factor
+
+
 def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
-    """Return the number that the library gives each layer: the encoder's come first, then the
-    decoder's.
-    """
+    """Return the library's number of each layer: the encoder's come first, then the decoder's."""
     layers = {(place.stack, place.layer) for place in places.values() if place.layer is not None}
     ordered = sorted(layers, key=lambda layer: ("decoder" in layer[0], layer))
-    return {layer: number for number, layer in enumerate(ordered)}
+    return dict(zip(ordered, range(len(ordered)), strict=True))
 
 
 def library_keys(
-    names: Mapping[str, Any], places: Mapping[str, Place], model: nn.Module, adapter_name: str
+    names: Collection[str], places: Mapping[str, Place], model: nn.Module, adapter_name: str
 ) -> dict[str, str]:
-    """Return the library's keys of an adapter's bottlenecks and coupling, without the base model's
-    prefix.
+    """Return the library's keys of an adapter's bottlenecks and coupling by their names here.
 
-    The names are the adapter's own, without PEFT's prefix; those of norms and heads are left out.
+    Keys lack the base model's prefix, and names lack PEFT's. Norms and heads are left out.
     """
     config: Any = model.config
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    is_inside = config.model_type in INSIDE
     keys = {}
     for name in names:
-        found = _OWN_KEY.fullmatch(name)
-        if not found:
+        match = _OWN_KEY.fullmatch(name)
+        if match is None:
             continue
-        key, part = found["place"], found["part"]
-        if part[0] in "FG":
+        key, part = match["place"], match["part"]
+        if part[0] in _COUPLING_PARTS:
             stack = "encoder." if config.is_encoder_decoder else ""
             keys[name] = f"{stack}invertible_adapters.{adapter_name}.{part}"
-            continue
-        place = places[key]
-        where = place.relative(key).rpartition(".")[0] if is_inside else CONTAINERS[place.position]
-        layer = f"{place.stack}.{place.layer}".removeprefix(prefix)
-        if part in PARTS:
-            keys[name] = f"{layer}.{where}.adapters.{adapter_name}.{PARTS[part]}"
+        elif part in PARTS:
+            place = places[key]
+            layer = f"{place.stack}.{place.layer}".removeprefix(prefix)
+            container = CONTAINERS[place.position]
+            if config.model_type in INSIDE:
+                container = place.relative(key).rpartition(".")[0]
+            keys[name] = f"{layer}.{container}.adapters.{adapter_name}.{PARTS[part]}"
     return keys
 
 
 def own_config(options: Mapping[str, Any], width: int, kind: str) -> dict[str, Any]:
     """Return the fields of `HoulsbyConfig` that do not depend on the base model's layers."""
-    factors = options["reduction_factor"]
-    if isinstance(factors, dict):
-        factors = factors.get("default", max(factors.values()))
     return {
-        "r": size_of(width, factors),
+        "r": size_of(width, _usual_factor(options)),
         "activation": options["non_linearity"],
         "dropout": float(options["dropout"]),
         "train_layer_norm": False,
@@ -170,27 +178,39 @@ def own_config(options: Mapping[str, Any], width: int, kind: str) -> dict[str, A
 def layer_config(
     options: Mapping[str, Any], width: int, places: Mapping[str, Place]
 ) -> dict[str, Any]:
-    """Return the fields of `HoulsbyConfig` that do: sizes by layer, and layers that are left out."""
-    layers = library_layers(places)
-    left_out, factors = set(options["leave_out"]), options["reduction_factor"]
+    """Return the other fields of `HoulsbyConfig`: sizes by layer, and layers to leave out."""
     fields: dict[str, Any] = {}
-    kept = {layer: number for layer, number in layers.items() if number not in left_out}
-    if left_out and len({stack for stack, _ in layers}) == 1:
-        fields["layers_to_transform"] = sorted(index for _, index in kept)
-    elif left_out:
-        fields["exclude_modules"] = [
-            f"{stack}.{index}".lstrip(".") for stack, index in layers.keys() - kept.keys()
-        ]
+    stacks, left_out = set(), []
+    adapted: dict[tuple[str, int | None], int] = {}
+    for (stack, index), number in library_layers(places).items():
+        stacks.add(stack)
+        if number in options["leave_out"]:
+            left_out.append(full_name(stack, index))
+        else:
+            adapted[stack, index] = number
+    if options["leave_out"] and len(stacks) == 1:
+        fields["layers_to_transform"] = sorted(index for _, index in adapted)
+    elif options["leave_out"]:
+        fields["exclude_modules"] = left_out
+    factors = options["reduction_factor"]
     if isinstance(factors, dict):
-        usual = factors.get("default", max(factors.values()))
-        numbers = {key: kept.get((place.stack, place.layer)) for key, place in places.items()}  # type: ignore[arg-type]
-        fields["rank_pattern"] = {
-            key: r
-            for key, number in numbers.items()
-            if number is not None
-            and (r := size_of(width, factors.get(str(number), usual))) != size_of(width, usual)
-        }
+        usual_size = size_of(width, _usual_factor(options))
+        fields["rank_pattern"] = {}
+        for key, place in places.items():
+            number = str(adapted.get((place.stack, place.layer)))
+            if number in factors:
+                size = size_of(width, factors[number])
+                if size != usual_size:
+                    fields["rank_pattern"][key] = size
     return fields
+
+
+def _usual_factor(options: Mapping[str, Any]) -> Any:
+    """Return the reduction factor of layers without a factor of their own."""
+    factors = options["reduction_factor"]
+    if isinstance(factors, dict):
+        return factors.get("default", max(factors.values()))
+    return factors
 
 
 def describe(
@@ -200,56 +220,89 @@ def describe(
     sizes: Mapping[str, int],
     width: int,
 ) -> dict[str, Any]:
-    """Return the library's options for an adapter with weights of these names and bottlenecks of
-    these sizes.
+    """Return the library's options for an adapter.
 
-    `places` are all that the base model could have.
+    Args:
+        config: The adapter's configuration.
+        names: The names of its weights, without PEFT's prefix.
+        places: All places of bottlenecks that the base model could have.
+        sizes: The sizes of the bottlenecks, by place.
+        width: The width of the hidden states.
+
+    Raises:
+        AdapterError: AdapterHub's format cannot express the adapter.
     """
     layers = library_layers(places)
     numbers = {key: layers[place.stack, place.layer] for key, place in places.items()}  # type: ignore[index]
-    by_layer: dict[int, set[int]] = {}
-    for key in sizes.keys() & places.keys():
-        by_layer.setdefault(numbers[key], set()).add(sizes[key])
-    positions = {place.position for key, place in places.items() if key in sizes}
-    lacking = [key for key in places if numbers[key] in by_layer and key not in sizes]
-    parts = {found["part"] for name in names if (found := _OWN_KEY.fullmatch(name))}
-    misfits = {
-        "trained norms": any(".houlsby_norm." in name for name in names),
-        "trained embeddings of tokens": config.trainable_token_indices,
-        "other weights of a bottleneck": [
-            part for part in parts - PARTS.keys() if part[0] not in "FG"
-        ],
-        "bottlenecks that are not at the ends of sub-layers": sizes.keys() - places.keys(),
-        "bottlenecks of several sizes in a layer": any(
-            len(found) > 1 for found in by_layer.values()
-        ),
-        "layers with a part of the bottlenecks": [
-            key for key in lacking if places[key].position in positions
-        ],
-    }
-    if reasons := [reason for reason, is_there in misfits.items() if is_there]:
+    reasons = [
+        *_find_foreign_weights(config, names),
+        *_find_irregular_layers(places, sizes, numbers),
+    ]
+    if reasons:
         raise AdapterError(
-            f"AdapterHub's format has no place for {' and '.join(reasons)}. Train the adapter without, as with "
-            "train_layer_norm=False."
+            f"AdapterHub's format has no place for {' and '.join(reasons)}. Train the adapter "
+            "without, as with train_layer_norm=False."
         )
-    factors = {number: width / min(found) for number, found in by_layer.items()}
-    for number, [r] in by_layer.items():
-        if size_of(width, factors[number]) < r:  # by rounding
-            factors[number] = math.nextafter(factors[number], 0)
-    common = next(iter(factors.values()))
-    is_same = all(factor == common for factor in factors.values())
-    return {
+    positions: set[str] = set()
+    factors: dict[int, float] = {}
+    for key, size in sizes.items():
+        positions.add(places[key].position)
+        factors[numbers[key]] = factor_of(width, size)
+    described: dict[str, Any] = {
         **KINDS[config.kind],
         **{name: position in positions for name, position in POSITIONS.items()},
-        "reduction_factor": common
-        if is_same
-        else {str(number): factor for number, factor in sorted(factors.items())},
+        "reduction_factor": {str(number): factor for number, factor in sorted(factors.items())},
         "non_linearity": config.activation,
         "dropout": config.dropout,
-        "scaling": float(config.scaling) if not isinstance(config.scaling, str) else config.scaling,
-        "leave_out": sorted(set(layers.values()) - by_layer.keys()),
+        "scaling": config.scaling,
+        "leave_out": sorted(set(layers.values()) - factors.keys()),
         "inv_adapter": config.invertible,
-        "inv_adapter_reduction_factor": config.invertible_reduction_factor
-        if config.invertible
-        else None,
+        "inv_adapter_reduction_factor": None,
     }
+    factor, *further_factors = set(factors.values())
+    if not further_factors:
+        described["reduction_factor"] = factor
+    if not isinstance(config.scaling, str):
+        described["scaling"] = float(config.scaling)
+    if config.invertible:
+        described["inv_adapter_reduction_factor"] = config.invertible_reduction_factor
+    return described
+
+
+def _find_foreign_weights(config: HoulsbyConfig, names: Collection[str]) -> list[str]:
+    """Return what an adapter has that AdapterHub's adapters never have."""
+    reasons = []
+    if any(".houlsby_norm." in name for name in names):
+        reasons.append("trained norms")
+    if config.trainable_token_indices:
+        reasons.append("trained embeddings of tokens")
+    for match in filter(None, map(_OWN_KEY.fullmatch, names)):
+        if match["part"] not in PARTS and match["part"][0] not in _COUPLING_PARTS:
+            reasons.append("other weights of a bottleneck")
+            break
+    return reasons
+
+
+def _find_irregular_layers(
+    places: Mapping[str, Place], sizes: Mapping[str, int], numbers: Mapping[str, int]
+) -> list[str]:
+    """Return in which ways bottlenecks do not fit AdapterHub's adapters.
+
+    There, an adapted layer has bottlenecks of one size, after the same sub-layers in each layer.
+    """
+    reasons = []
+    if sizes.keys() - places.keys():
+        reasons.append("bottlenecks that are not at the ends of sub-layers")
+    by_layer: dict[int, set[int]] = {}
+    positions = set()
+    for key in sizes.keys() & places.keys():
+        by_layer.setdefault(numbers[key], set()).add(sizes[key])
+        positions.add(places[key].position)
+    if any(len(sizes_in_layer) > 1 for sizes_in_layer in by_layer.values()):
+        reasons.append("bottlenecks of several sizes in a layer")
+    for key, place in places.items():
+        is_expected = numbers[key] in by_layer and place.position in positions
+        if is_expected and key not in sizes:
+            reasons.append("layers with a part of the bottlenecks")
+            break
+    return reasons

@@ -186,8 +186,6 @@ class Plan:
 
     def _find_problem_of_adapter_name(self, adapter_name: str) -> str | None:
         """Return why the model cannot have an adapter of this name; None if it can."""
-        if not adapter_name:
-            return "is empty"
         if "." in adapter_name:
             return "has a dot"
         # Where a layer keeps the modules of its adapters.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import struct
 import time
@@ -266,6 +267,20 @@ def refuse(case, changes, expected, base, tmp_path, allow_pickle=False):
 def test_each_is_refused_with_a_clear_error(case, good, base, tmp_path):
     change, expected = CASES[case]
     refuse(case, change(good), expected, base, tmp_path)
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+@pytest.mark.parametrize(
+    "name", [CONFIG, WEIGHTS, "pytorch_adapter.bin", HEAD_CONFIG, HEAD_WEIGHTS]
+)
+def test_a_pipe_is_refused_and_never_waited_for(name, allow_pickle, good, base, tmp_path):
+    source = write({key: value for key, value in good.items() if key != name}, tmp_path / "source")
+    os.mkfifo(source / name)
+    with pytest.raises(houlsby_peft.AdapterError, match=f"{name} must be a regular file"):
+        houlsby_peft.convert(
+            source, tmp_path / "target", base_model=base, allow_pickle=allow_pickle
+        )
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_missing_file_is_named(good, base, tmp_path):

@@ -246,7 +246,8 @@ def test_a_lora_around_bottlenecks_of_the_same_modules(share_layers, tmp_path, t
 def test_adapters_of_other_methods_need_other_names(token_ids):
     lora = get_peft_model(tiny_bert(), LoraConfig(**LORA))
     with pytest.raises(
-        ValueError, match=r"unique in the model; 'default' is that of .* peft\.tuners\.lora"
+        ValueError,
+        match=r"unique in the model; got 'default', which is the name of .* peft\.tuners\.lora",
     ):
         get_peft_model(lora.base_model.model, HoulsbyConfig(r=4))
     assert list(lora.peft_config) == ["default"]

@@ -105,7 +105,6 @@ def test_what_one_adapter_trains_as_a_whole_cannot_hold_places_of_another(
     ("name", "problem", "remedy"),
     [
         ("a.b", "has a dot", "task_a_b"),
-        ("", "is empty", "task_"),
         ("0", "is part of the names of the model's modules", "task_0"),
         ("self", "is part of the names of the model's modules", "task_self"),
         ("train", "is an attribute of torch.nn.ModuleDict", "task_train"),
