@@ -149,16 +149,14 @@ def find_target(part: Part, model_type: str) -> Head:
     Raises:
         AdapterError: There is none.
     """
-    config = part.fields.get("config")
-    is_static = config is None
-    head_type = str(part.fields.get("model_class") if is_static else config["head_type"])
-    task = _find_task(head_type, is_static)
-    layout = None
-    if is_static:
-        labels = part.fields.get("label2id")
+    config, layout = part.fields.get("config"), None
+    if config is None:  # a static head
+        head_type, labels = str(part.fields.get("model_class")), part.fields.get("label2id")
+        task = _find_task(head_type, is_static=True)
         outputs = min(part.fields.get("num_labels", len(labels or (0, 1))), _MOST_OUTPUTS)
     else:
-        labels = config.get("label2id")
+        head_type, labels = str(config["head_type"]), config.get("label2id")
+        task = _find_task(head_type, is_static=False)
         layout = _find_layout(config, task.class_suffix, model_type)
         last_layer = f"heads.{part.fields['name']}.{3 * layout.layers - 2}"
         outputs = len(part.tensors[f"{last_layer}.weight"])

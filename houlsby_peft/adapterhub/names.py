@@ -181,27 +181,26 @@ def layer_config(
     """Return the other fields of `HoulsbyConfig`: sizes by layer, and layers to leave out."""
     fields: dict[str, Any] = {}
     stacks, left_out = set(), []
-    adapted: dict[tuple[str, int | None], int] = {}
-    for (stack, index), number in library_layers(places).items():
+    adapted = {}
+    for (stack, index), library_number in library_layers(places).items():
         stacks.add(stack)
-        if number in options["leave_out"]:
+        if library_number in options["leave_out"]:
             left_out.append(full_name(stack, index))
         else:
-            adapted[stack, index] = number
+            adapted[stack, index] = library_number
     if options["leave_out"] and len(stacks) == 1:
         fields["layers_to_transform"] = sorted(index for _, index in adapted)
     elif options["leave_out"]:
         fields["exclude_modules"] = left_out
     factors = options["reduction_factor"]
     if isinstance(factors, dict):
-        usual_size = size_of(width, _usual_factor(options))
+        usual_factor = _usual_factor(options)
         fields["rank_pattern"] = {}
         for key, place in places.items():
-            number = str(adapted.get((place.stack, place.layer)))
-            if number in factors:
-                size = size_of(width, factors[number])
-                if size != usual_size:
-                    fields["rank_pattern"][key] = size
+            number = adapted.get((place.stack, place.layer))  # type: ignore[arg-type]
+            size = size_of(width, factors.get(str(number), usual_factor))
+            if number is not None and size != size_of(width, usual_factor):
+                fields["rank_pattern"][key] = size
     return fields
 
 

@@ -196,7 +196,7 @@ class Plan:
         for module in self.view.model.modules():
             if isinstance(module, HoulsbyTunerLayer) or not isinstance(module, BaseTunerLayer):
                 continue
-            if adapter_name in module._get_available_adapters():  # type: ignore[operator]
+            if adapter_name in module._get_available_adapters():
                 return f"is the name of an adapter of another method, {type(module).__module__}"
         return None
 

@@ -90,7 +90,7 @@ def _describe_places(plan: Plan) -> list[tuple[str, ...]]:
     by_width: dict[int, list[Place]] = {}
     for key, place in plan.places.items():
         by_width.setdefault(output_width(key, plan.reference(place)), []).append(place)
-    kinds = []
+    kinds: list[tuple[str, ...]] = []
     for width, places in by_width.items():
         for kind in fold_places(places):
             layers = f"{kind['stack']}.{kind['layers']}".strip(".")
