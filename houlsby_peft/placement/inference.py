@@ -231,8 +231,7 @@ class InferredLayer:
         self.projections = self._writers(mode(self.input_sizes.values()))
         self.attentions = self._find_attentions(self.projections)
         if not any(self.attentions.values()):
-            # In a layer that changes the width, the ends have the size of what its attention
-            # writes.
+            # A layer that changes the width has the width that its attention writes.
             attentions = self._find_attentions(self.output_sizes)
             ends = chain.from_iterable(attentions.values())
             widths = {self.output_sizes[end] for end in ends}
@@ -249,6 +248,7 @@ class InferredLayer:
         attentions: dict[str, list[str]] = {}
         attention = ""
         for name in self.modules:
+            # What is inside an attention comes right after it.
             if not attention or not is_inside(name, attention):
                 if not self._is_attention(name):
                     continue
@@ -272,10 +272,9 @@ class InferredLayer:
 
     def _is_called(self, name: str) -> bool:
         """Return whether a module's parent calls it, instead of only reading its weight."""
-        parent_class: Any = type(self.modules.get(_parent(name)))
-        return not self._is_whole(_parent(name)) and not _reads_weight(
-            parent_class, _last_part(name)
-        )
+        parent = _parent(name)
+        only_reads = _reads_weight(type(self.modules.get(parent)), _last_part(name))
+        return not self._is_whole(parent) and not only_reads
 
     def _select_end(self, position: str, candidates: Sequence[str]) -> SubLayer | None:
         """Return the candidate that may be adapted; None if there is no such sub-layer to adapt.
@@ -288,7 +287,8 @@ class InferredLayer:
             tells_width = ends[0] in self.projections or self._is_whole(ends[0])
             return SubLayer(ends[0], None if tells_width else self.projections[0])
         is_excluded = candidates and not ends
-        if is_excluded or not (ends or self._must_have(position)):
+        is_absent = not candidates and not self._must_have(position)
+        if is_excluded or is_absent:
             return None
         names = f": {', '.join(ends)}" if ends else ""
         raise _Unknown(f"for the {position} of {self.key} there are {len(ends)} candidates{names}")

@@ -236,8 +236,7 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
             places[place.key] = place
     if not places:
         raise _nothing_to_adapt(view, config, candidates)
-    for norm in list(_find_norms(view, config, places)):
-        places[norm.key] = norm
+    places |= {norm.key: norm for norm in _find_norms(view, config, places)}
     if config.invertible is not None:
         embeddings = _find_embeddings(view, config)
         places[embeddings.key] = embeddings

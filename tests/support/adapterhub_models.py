@@ -139,10 +139,10 @@ def values_for(name: str, like: torch.Tensor, scale: float) -> torch.Tensor:
 def inputs(model: str) -> dict[str, torch.Tensor]:
     """Return two texts of unlike length, padded, as the tiny models read them."""
     ids = torch.tensor([[0, 5, 17, 8, 2, 1, 1], [0, 11, 3, 29, 7, 33, 2]])
-    found = {"input_ids": ids, "attention_mask": (ids != 1).long()}
+    batch = {"input_ids": ids, "attention_mask": (ids != 1).long()}
     if model == "t5":
-        found["decoder_input_ids"] = torch.tensor([[1, 6, 9], [1, 20, 4]])
-    return found
+        batch["decoder_input_ids"] = torch.tensor([[1, 6, 9], [1, 20, 4]])
+    return batch
 
 
 @contextmanager
