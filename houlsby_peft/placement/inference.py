@@ -273,7 +273,8 @@ class InferredLayer:
     def _is_called(self, name: str) -> bool:
         """Return whether a module's parent calls it, instead of only reading its weight."""
         parent = _parent(name)
-        only_reads = _reads_weight(type(self.modules.get(parent)), _last_part(name))
+        parent_class: Any = type(self.modules.get(parent))
+        only_reads = _reads_weight(parent_class, _last_part(name))
         return not self._is_whole(parent) and not only_reads
 
     def _select_end(self, position: str, candidates: Sequence[str]) -> SubLayer | None:
