@@ -157,13 +157,14 @@ def _convert(
     record = AdapterRecord()
     if head is not None:
         record = AdapterRecord(heads=head_modules(head, model), two_layer_head=head.is_added)
-    config._load_record(record)
+    config.saved = SavedState(record, config.settings())
     plan = Plan(model, config)
     weights = _collect(published, head, plan, model)
-    config.record = replace(plan.new_record(), two_layer_head=record.two_layer_head)
+    record = replace(plan.new_record(), two_layer_head=record.two_layer_head)
     if head is None:
         # PEFT's class for the task would refuse models with other heads.
-        config.record.task_type = None
+        record.task_type = None
+    config.saved = SavedState(record, config.settings())
     config.auto_mapping = {
         "base_model_class": type(model).__name__,
         "parent_library": type(model).__module__,
@@ -272,7 +273,9 @@ def _write_published(
     base_config.update(label_arguments(saved.record))
     model = _make_empty(base_config, saved.task.auto_class)
     plan = Plan(model, config)
-    tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in saved.weights.items()}
+    tensors = {
+        key.removeprefix(FILE_PREFIX): tensor for key, tensor in saved.read_weights().items()
+    }
     check_shapes(_saved_shapes(plan), _shapes(tensors), SAFETENSORS_WEIGHTS_NAME)
     bottlenecks = _bottlenecks_by_place(plan, tensors)
     sizes = {

@@ -124,7 +124,7 @@ class Plan:
         if isinstance(base, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             # Channels come before the spatial dimensions.
             channel_dim -= len(base.kernel_size)
-        return _class_of(place)(target, self.reference(place), batches, channel_dim=channel_dim)  # type: ignore[call-arg]
+        return _class_of(place)(target, self.reference(place), state, channel_dim=channel_dim)  # type: ignore[call-arg]
 
     def new_bottleneck(self, place: Place) -> Bottleneck | InvertibleCoupling:
         """Return a new bottleneck for its owner; an invertible module for the embeddings' end.
@@ -176,9 +176,10 @@ class Plan:
             "two_layer_head": bool(heads) and needs_two_layer_head(model, self.config),
             "task_type": find_task_type(model, heads, self.view.modules),
         }
-        record = self.config.record if self.is_recorded else None
-        if record is None:
+        saved = self.config.loaded
+        if saved is None or not self.is_recorded:
             return AdapterRecord(base=self.base, **facts, **label_facts(self.config, model))
+        record = saved.record
         if differences := compare_fingerprints(record.base, self.base):
             report_other_base(self.config.base_model_name_or_path, model, differences, adapter_name)
         facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
@@ -194,9 +195,11 @@ class Plan:
         if adapter_name in self._name_parts():
             return "is part of the names of the model's modules"
         for module in self.view.model.modules():
-            if isinstance(module, HoulsbyTunerLayer) or not isinstance(module, BaseTunerLayer):
+            # Trained tokens belong to the adapter that names them.
+            is_own = isinstance(module, (HoulsbyTunerLayer, TrainableTokensLayer))
+            if is_own or not isinstance(module, BaseTunerLayer):
                 continue
-            if adapter_name in module._get_available_adapters():
+            if adapter_name in module._get_available_adapters():  # type: ignore[operator]
                 return f"is the name of an adapter of another method, {type(module).__module__}"
         return None
 
@@ -224,15 +227,15 @@ class Plan:
 
         PEFT would fail after it has changed the model.
         """
-        saved = self.config.shapes_in_file
-        if not self.config.is_loaded or saved is None:
+        saved = self.config.loaded
+        if saved is None or saved.shapes is None:
             return
         for head in self.heads:
             missing = []
             for name in self.head(head).state_dict():
                 # The names before that of the head may be mapped while the file is loaded.
                 suffix = f"{head.rpartition('.')[2]}.{name}"
-                if not any(key.endswith(f".{suffix}") for key in saved):
+                if not any(key.endswith(f".{suffix}") for key in saved.shapes):
                     missing.append(suffix)
             if missing:
                 raise AdapterError(
@@ -244,7 +247,7 @@ class Plan:
         """Log which modules outside the encoder stay random, because only the adapter could save
         them.
         """
-        if self.config.is_loaded or self.config.modules_to_save == []:
+        if self.config.loaded is not None or self.config.modules_to_save == []:
             return
         saved = list(heads)
         if self.view.output_embedding is not None:
