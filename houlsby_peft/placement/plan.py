@@ -199,7 +199,7 @@ class Plan:
             is_own = isinstance(module, (HoulsbyTunerLayer, TrainableTokensLayer))
             if is_own or not isinstance(module, BaseTunerLayer):
                 continue
-            if adapter_name in module._get_available_adapters():  # type: ignore[operator]
+            if adapter_name in module._get_available_adapters():
                 return f"is the name of an adapter of another method, {type(module).__module__}"
         return None
 
