@@ -21,8 +21,9 @@ from pathlib import Path
 import pandas as pd
 from datasets import Dataset, DatasetDict
 
-from common.arguments import MINILM, ClassifierArguments, EncoderArguments, parse_command
+from common.arguments import MINILM, ClassifierArguments, EncoderArguments
 from common.classification import ClassificationArguments, run
+from common.command import parse_command
 from common.edge import end_with_one_line, log
 
 

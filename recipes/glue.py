@@ -15,16 +15,15 @@ stands for the task's name.
 The training is `train` in common/task.py.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.arguments import Command
-from common.data import sample
+from common.command import TASK, Command
 from common.edge import end_with_one_line, log
 from common.glue_tasks import GlueTask, find_tasks, parse_arguments, write_all
 from common.model import Saved
-from common.task import EVALUATION, run_task
+from common.run import EVALUATION
+from common.task import run_task
 
 
 def main() -> None:
@@ -33,25 +32,24 @@ def main() -> None:
 
 def run_tasks(command: Command) -> None:
     """Train or evaluate the tasks, one after the other, and print their scores."""
-    arguments, _, _, training = command
-    tasks = find_tasks(arguments.task)
+    tasks = find_tasks(command.arguments)
     if len(tasks) > 1:
-        command.be_of_several()
-    # "runs/r8-{task}" and "runs/r64-{task}" do not overwrite each other's files.
-    scores, submissions, start = {}, [], training.output_dir.partition("{task}")[0]
+        command = command.of_several()
+    commands = {task.name: command.for_task(task.name) for task in tasks}
+    results, submissions = {}, []
     for task in tasks:
-        own = command.for_task(task.name)
-        own.arguments.task = task.name
-        results = run_one(replace(task, predicts=arguments.predict), own)
-        is_evaluated = "evaluated" in results
-        scores[task.name] = results["scores" if is_evaluated else "best_scores"]
-        submissions.append(Path(own.training.output_dir, "submission"))
-    if len(tasks) > 1 and training.process_index == 0:
-        write_all(
-            f"{start}{EVALUATION}/" if is_evaluated else start,
-            scores,
-            submissions if arguments.predict else (),
-        )
+        results[task.name] = run_one(task, commands[task.name])
+        folder = Path(commands[task.name].training.output_dir)
+        is_evaluation = "evaluated" in results[task.name]
+        if is_evaluation:
+            folder /= EVALUATION
+        submissions.append(folder / "submission")
+    if len(tasks) > 1 and command.training.process_index == 0:
+        # "runs/r8-{task}" and "runs/r64-{task}" do not overwrite each other's files.
+        start = command.training.output_dir.partition(TASK)[0]
+        if is_evaluation:
+            start += f"{EVALUATION}/"
+        write_all(start, results, submissions if command.arguments.predict else ())
 
 
 def run_one(task: GlueTask, command: Command) -> dict[str, Any]:
@@ -61,15 +59,15 @@ def run_one(task: GlueTask, command: Command) -> dict[str, Any]:
     arguments = command.arguments
 
     def load(saved: Saved | None) -> GlueTask:
+        trains = saved is None
         with command.training.main_process_first():
-            loaded = task.load(arguments.data_dir, trains=saved is None)
-        if saved is None:
-            loaded.splits["train"] = sample(loaded.splits["train"], arguments.max_train_samples)
+            loaded = task.load(arguments.data_dir, trains, arguments.max_train_samples)
+        if trains:
             count = len(loaded.splits["train"])
             log(f"{task.name}: {count:,} training examples; encoder {arguments.model_name}")
         return loaded
 
-    return run_task(GlueTask, load, command, task.files(arguments.data_dir), task.labels)
+    return run_task(GlueTask, load, command, task.files, task.labels)
 
 
 if __name__ == "__main__":

@@ -29,27 +29,22 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import (
-    AutoModel,
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from common.arguments import (
-    POOLER,
-    Command,
-    RecipeTrainingArguments,
-    TextArguments,
-    parse_command,
-)
+from common.arguments import RecipeTrainingArguments, TextArguments
+from common.command import Command, parse_command
 from common.data import check_columns, find_text_columns, rows_with_text, tokenize
 from common.edge import RecipeError, end_with_one_line, log
-from common.model import Saved, apply_method, config_of, load_model, quiet
+from common.model import Saved, apply_method, config_of, keep_pooler, load_model
 from common.reading import files_of, load_data
 from common.splits import divide
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
+from houlsby_peft.checkpoints.downloads import find_packaged
 
 
 HEAD_FILE = "mlm_head.safetensors"
@@ -198,26 +193,30 @@ class MlmTask(Task):
 
 def main() -> None:
     """Read the command line and train, or compute the loss of what a run has saved."""
-    command = parse_command(TextArguments).for_task("mlm")
-    arguments, method, _, training = command
-    training.do_predict = False
-    training.prediction_loss_only = (
-        True  # logits of a whole vocabulary per token would be too much to keep
+    # Logits of a whole vocabulary per token would be too much to keep or to predict.
+    command = (
+        parse_command(TextArguments)
+        .for_task("mlm")
+        .with_arguments(do_predict=False, prediction_loss_only=True)
     )
+    arguments, training = command.arguments, command.training
+    if arguments.metric:
+        raise RecipeError(
+            "--metric needs predictions; masked words have a loss only. Leave it out."
+        )
     if arguments.model_name is not None and not has_head(arguments.model_name):
-        method.base_dtype = "float32"  # a new head trains, tied to frozen embeddings
+        # A new head trains, tied to frozen embeddings.
+        command = command.with_arguments(base_dtype="float32")
 
     def load(saved: Saved | None) -> MlmTask:
-        splits = {
-            name: texts(split, name, arguments)
-            for name, split in load_data(arguments, training).items()
-        }
-        splits.pop("test", None)
-        if saved:
+        splits = {}
+        for name, split in load_data(arguments, training).items():
+            if name != "test":
+                splits[name] = texts(split, name, arguments)
+        if saved is not None:
             load_head(saved)
-        return MlmTask(
-            name="mlm", splits=divide(splits, arguments, training, saved and saved.results)
-        )
+        results = None if saved is None else saved.results
+        return MlmTask(name="mlm", splits=divide(splits, arguments, training, results))
 
     run_task(MlmTask, load, command, files_of(arguments))
 
@@ -237,7 +236,7 @@ def has_head(name: str) -> bool:
     """Return whether a checkpoint has a head for masked words, by the class that its configuration
     names.
     """
-    kinds = config_of(name).architectures or ()
+    kinds = config_of(find_packaged(name)).architectures or ()
     # ELECTRA and Funnel are pretrained to tell replaced words, without a head for masked ones.
     others = ("ElectraForPreTraining", "FunnelForPreTraining")
     return any(
@@ -248,22 +247,6 @@ def has_head(name: str) -> bool:
 def base_model(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
     """Return the model without what PEFT has put around it."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def keep_pooler(model: PreTrainedModel) -> None:
-    """Put the checkpoint's pooler, if it has one, into a model that was loaded without it; it stays
-    frozen.
-    """
-    encoder = model.base_model
-    if getattr(encoder, POOLER, encoder) is None:
-        with quiet():
-            whole, loading = AutoModel.from_pretrained(
-                model.name_or_path, dtype=model.dtype, output_loading_info=True
-            )
-        if getattr(whole, POOLER, None) and not any(
-            name.startswith(f"{POOLER}.") for name in loading["missing_keys"]
-        ):
-            encoder.pooler = whole.pooler.requires_grad_(False)
 
 
 def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:

@@ -26,9 +26,11 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
-from common.arguments import DataArguments, RecipeTrainingArguments, parse_command
+from common.arguments import DataArguments, RecipeTrainingArguments
+from common.command import parse_command
 from common.data import check_fast, sample
 from common.edge import RecipeError, end_with_one_line, log
+from common.metrics import Examples
 from common.model import Saved
 from common.presets import with_preset
 from common.questions import (
@@ -50,7 +52,7 @@ from houlsby_peft.serving.answers import QUESTION_TOKENS, Windows
 NULL_THRESHOLD = 0.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SquadArguments(DataArguments):
     """The questions, and how answers are found."""
 
@@ -141,10 +143,8 @@ class SquadTask(Task):
     def recorded(self) -> dict[str, Any]:
         return {"task_type": self.task_type, "null_threshold": self.threshold, "text_columns": ()}
 
-    def make_trainer(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
-        training: RecipeTrainingArguments,
-    ) -> RecipeTrainer:  # fmt: skip
+    def set_length(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        super().set_length(tokenizer, max_length)
         check_fast(tokenizer)
         # The first logits are then those of the window's tokens.
         tokenizer.padding_side = "right"
@@ -159,7 +159,6 @@ class SquadTask(Task):
         self.windows = Windows(
             tokenizer, max_length, stride, self.arguments.max_answer_length, self.threshold
         )
-        return super().make_trainer(model, tokenizer, max_length, training)
 
     def trainer_options(
         self, model: PreTrainedModel, training: RecipeTrainingArguments
@@ -175,6 +174,20 @@ class SquadTask(Task):
             encoded = evaluation_windows(split, self.windows)
         log(f"{name}: {len(split):,} questions in {len(encoded):,} windows")
         return encoded
+
+    def examples(self, trainer: RecipeTrainer) -> Examples:
+        """Return the answers as the metrics squad and, with questions without one, squad_v2 take
+        them.
+        """
+        predictions, references = [], []
+        answers, questions = trainer.answers(), self.splits["validation"]
+        for id_, expected in zip(questions["id"], questions["answers"], strict=True):
+            prediction: dict[str, Any] = {"id": id_, "prediction_text": answers[id_]}
+            if self.threshold is not None:
+                prediction["no_answer_probability"] = 0.0 if answers[id_] else 1.0
+            predictions.append(prediction)
+            references.append({"id": id_, "answers": expected})
+        return Examples(predictions, references)
 
     def predict_test(self, trainer: RecipeTrainer) -> None:
         """Write the answers to predictions.json, if --do_predict asks for them."""

@@ -13,17 +13,15 @@ pushed to its own repository, user/name-task. --evaluate runs/stream scores the 
 finished stream on the same tasks or on other data of these names.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.hf_argparser import HfArg
-
 import houlsby_peft
-from common.arguments import ClassifierArguments, parse_command
+from common.arguments import ClassifierArguments, flag
 from common.classification import ClassificationArguments, ClassificationTask, load_task, run
+from common.command import TASK, Command, parse_command
 from common.edge import RecipeError, end_with_one_line
 from common.reading import files_of
 from common.run import write_json
@@ -33,61 +31,71 @@ from common.task import run_task
 STREAM_FILE = "stream.json"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamArguments(ClassificationArguments):
     """The tasks, in their order, and how to read them."""
 
-    data: list[str] = HfArg(help="The data sets: folders, files or names on the Hub.")  # noqa: RUF009
+    data: list[str] = flag(help="The data sets: folders, files or names on the Hub.")  # noqa: RUF009
 
 
 def main() -> None:
     """Read the command line, learn the tasks, and write stream.json beside a folder for each task."""
     command = parse_command(
         StreamArguments, ClassifierArguments, more_defaults=lambda _: {"output_dir": "runs/stream"}
-    )
+    ).of_several()
     arguments, method, _, training = command
     if method.method != "houlsby":
         raise RecipeError(
-            f"A stream needs --method houlsby, of which one encoder holds many, got {method.method}."
+            "A stream needs --method houlsby, of which one encoder holds many, got "
+            f"{method.method}."
         )
-    command.be_of_several()
-    folder = Path(training.output_dir.partition("{task}")[0])
-    if arguments.evaluate is not None:
-        arguments.evaluate += "/{task}"
-    of_tasks = [
-        ClassificationArguments(**{**vars(arguments), "data": source}) for source in arguments.data
-    ]
-    commands = {one.name: command._replace(arguments=one).for_task(one.name) for one in of_tasks}
-    if len(commands) < len(of_tasks):
+    commands = split_command(command)
+    if arguments.evaluate is not None or not training.do_train:
+        for of_task in commands.values():
+            run(of_task)
+        return
+
+    # The data of all tasks are read and checked before the first is trained.
+    tasks, results = {}, {}
+    for name, of_task in commands.items():
+        tasks[name] = load_task(of_task.arguments, training)
+        training.choosing_by(tasks[name].scores, training.output_dir)
+    for name, of_task in commands.items():
+        task = tasks[name]
+        results[name] = run_task(
+            ClassificationTask,
+            lambda _, task=task: task,
+            of_task,
+            files_of(of_task.arguments),
+        )
+    if training.process_index == 0:
+        learned = {}
+        for name, of_task in commands.items():
+            learned[name] = (Path(of_task.training.output_dir, "adapter"), tasks[name])
+        compared = compare(learned, results)
+        write_json(Path(training.output_dir.partition(TASK)[0], STREAM_FILE), compared)
+        changed = [of_task["task"] for of_task in compared if not of_task["unchanged"]]
+        if changed:
+            raise RecipeError(
+                f"The outputs of {', '.join(changed)} differ beside other adapters, which must not "
+                "be."
+            )
+
+
+def split_command(command: Command) -> dict[str, Command]:
+    """Return the command of each data set, by its name."""
+    if command.arguments.evaluate is not None:
+        command = command.with_arguments(evaluate=f"{command.arguments.evaluate}/{TASK}")
+    commands = {}
+    for data in command.arguments.data:
+        arguments = ClassificationArguments(**{**vars(command.arguments), "data": data})
+        name = arguments.name
+        commands[name] = command._replace(arguments=arguments).for_task(name)
+    if len(commands) < len(command.arguments.data):
         raise RecipeError(
             f"Each task of --data needs its own name, got only {', '.join(commands)}. Rename a file."
         )
-    if arguments.evaluate is not None or not training.do_train:
-        for own in commands.values():
-            run(own)
-        return
-
-    # All of them before the first is trained.
-    tasks = {name: load_task(own.arguments, training) for name, own in commands.items()}
-    for task in tasks.values():
-        copy.copy(training).choose_by(task.scores)
-    results = {}
-    for name, own in commands.items():
-        files = files_of(own.arguments)
-        results[name] = run_task(ClassificationTask, lambda _, name=name: tasks[name], own, files)
-    if training.process_index == 0:
-        rows = compare(
-            {
-                name: (Path(own.training.output_dir, "adapter"), tasks[name])
-                for name, own in commands.items()
-            },
-            results,
-        )
-        write_json(folder / STREAM_FILE, rows)
-        if changed := [row["task"] for row in rows if not row["unchanged"]]:
-            raise RecipeError(
-                f"The outputs of {', '.join(changed)} differ beside other adapters, which must not be."
-            )
+    return commands
 
 
 def compare(
@@ -96,37 +104,40 @@ def compare(
     """Return whether each task's outputs on one encoder with the adapters of all are those of its
     adapter alone, with its score and its size; print it.
     """
-    last, together, alone = None, {}, {}
+    last, together, inputs, alone = None, {}, {}, {}
     for name, (folder, task) in learned.items():
-        validation = task.splits.get("validation", task.splits["train"])
-        columns = [validation[column] for column in task.text_columns]
-        inputs = [*zip(*columns, strict=True)] if len(columns) > 1 else list(columns[0])
-        alone[name] = houlsby_peft.load(folder).predict(inputs)
-        last = houlsby_peft.load(folder, beside=last)
-        together[name] = last, inputs
-    rows = [
-        {
+        inputs[name] = texts_of(task)
+        alone[name] = houlsby_peft.load(folder).predict(inputs[name])
+        together[name] = last = houlsby_peft.load(folder, beside=last)
+    compared = []
+    for name, adapter in together.items():
+        of_task = {
             "task": name,
             "score": results[name]["best_score"],
             "trained": results[name]["trainable_parameters"],
-            "unchanged": adapter.predict(inputs) == alone[name],
+            "unchanged": adapter.predict(inputs[name]) == alone[name],
         }
-        for name, (adapter, inputs) in together.items()
-    ]
-    for row in rows:
-        score = "not evaluated" if row["score"] is None else f"{row['score']:.4f}"
-        same = "bit-identical" if row["unchanged"] else "CHANGED"
-        print(f"{row['task']}: {score}; outputs beside the other adapters: {same}")
-    total, trained = (
-        sum(weight.numel() for weight in last.model.parameters()),
-        sum(row["trained"] for row in rows),
-    )
+        score = "not evaluated" if of_task["score"] is None else f"{of_task['score']:.4f}"
+        outputs = "bit-identical" if of_task["unchanged"] else "CHANGED"
+        print(f"{name}: {score}; outputs beside the other adapters: {outputs}")
+        compared.append(of_task)
+
+    total = sum(weight.numel() for weight in adapter.model.parameters())
+    trained = sum(of_task["trained"] for of_task in compared)
     encoder = total - trained
     print(
-        f"parameters of the model with {len(rows)} tasks: {total:,}, {total / encoder:.3f} times the encoder's "
-        f"{encoder:,}; {trained / len(rows) / encoder:.2%} per task, where fine-tuning takes 100%"
+        f"parameters of the model with {len(compared)} tasks: {total:,}, {total / encoder:.3f} times "
+        f"the encoder's {encoder:,}; {trained / len(compared) / encoder:.2%} per task, where "
+        "fine-tuning takes 100%"
     )
-    return rows
+    return compared
+
+
+def texts_of(task: ClassificationTask) -> list[Any]:
+    """Return the texts or pairs of texts of a task's validation split."""
+    rows = task.splits.get("validation", task.splits["train"])
+    columns = [rows[column] for column in task.text_columns]
+    return list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from functools import partial
 
 from transformers.hf_argparser import HfArg
 
-from common.arguments import DataArguments, RecipeTrainingArguments, parse_command
+from common.arguments import DataArguments, RecipeTrainingArguments
+from common.command import parse_command
 from common.data import find_column
 from common.edge import end_with_one_line, log
 from common.labels import MULTI, find_labels
@@ -30,7 +31,7 @@ from common.tagging import TAG_COLUMNS, WORD_COLUMNS, TaggingTask, read_tags
 from common.task import run_task
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TaggingArguments(DataArguments):
     """What to learn, and from which columns."""
 

@@ -1,20 +1,16 @@
-"""The command line that the recipes share: data, encoder, method, adapter, and transformers'
-TrainingArguments.
+"""The groups of arguments that the recipes share: data, encoder, method, adapter, and transformers'
+TrainingArguments. None is changed after it was read; the Trainer alone writes into its own.
 """
 
 import copy
-import itertools
-import json
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-import yaml
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
 
 from common.edge import RecipeError, looks_like_a_path
@@ -26,65 +22,61 @@ BERT, MINILM = "google-bert/bert-base-uncased", "minilm"
 POOLER = "pooler"  # BERT's layer between the encoder and the head of a classifier
 MAIN_METRIC = "main"
 AUTO = "auto"
-_OF_TASK = (
-    "output_dir",
-    "model_name",
-    "evaluate",
-    "init_adapter",
-    "hub_model_id",
-    "data",
-)  # may contain {task}
+DATA_FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 # What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
 MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     "houlsby": {"train_pooler": True, "learning_rate": 1e-3},
-    **{method: {"train_pooler": True} for method in ("lora", "ia3", "layer_norm", "linear")},
+    "lora": {"train_pooler": True},
+    "ia3": {"train_pooler": True},
+    "layer_norm": {"train_pooler": True},
+    "linear": {"train_pooler": True},
 }
 
-Defaults = Callable[[Namespace], Mapping[str, Any]]
+
+def flag(**options: Any) -> Any:
+    """Describe a flag of the command line: its default, help and aliases."""
+    return HfArg(**options)
 
 
-def check_path(flag: str, name: str | None) -> None:
-    """Raise RecipeError if a value can only be a path, and there is none: the Hub would be asked
-    for it.
+def check_path(name: str, value: str | None) -> None:
+    """Raise RecipeError if the value of a flag can only be a path, and there is none: the Hub would
+    be asked for it.
     """
-    is_file = (
-        name is not None
-        and "/" not in name
-        and Path(name).suffix in (".csv", ".tsv", ".jsonl", ".parquet")
-    )
-    if (
-        name
-        and "{" not in name
-        and (is_file or looks_like_a_path(name))
-        and not Path(name).expanduser().exists()
-    ):
+    if not value or "{" in value or Path(value).expanduser().exists():
+        return
+    is_file = "/" not in value and Path(value).suffix in DATA_FILES
+    if is_file or looks_like_a_path(value):
         raise RecipeError(
-            f"--{flag} must be a folder or file that exists, or a name on the Hub, got {name!r}."
+            f"--{name} must be a folder or file that exists, or a name on the Hub, got {value!r}."
         )
 
 
-# Fields with a list type and HfArg need the exception from RUF009, which takes the type for a
-# mutable default.
-@dataclass
+# RUF009 takes a list type for a mutable default, which `flag` is not.
+@dataclass(frozen=True)
 class EncoderArguments:
     """The encoder that gets the adapter."""
 
-    model_name: str = HfArg(
+    model_name: str = flag(
         aliases=["--model_name_or_path"],
         default=BERT,
         help=f"Folder, name on the Hub, or {MINILM!r}, an encoder in a package from PyPI.",
     )
-    max_length: int = HfArg(
+    max_length: int = flag(
         aliases=["--max_seq_length"],
         default=128,
         help="Tokens per example; longer ones are truncated.",
     )
-    max_train_samples: int | None = HfArg(
+    max_train_samples: int | None = flag(
         default=None, help="Train on a random sample of this many examples."
     )
-    evaluate: str | None = HfArg(
+    evaluate: str | None = flag(
         default=None,
         help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) instead of training.",
+    )
+    metric: list[str] | None = flag(  # noqa: RUF009
+        default=None,
+        help="Further scores of the validation split: names of evaluate's metrics on the Hub, or "
+        "paths of scripts, such as f1 or my_metric.py. Their code is run.",
     )
 
     def __post_init__(self) -> None:
@@ -92,86 +84,92 @@ class EncoderArguments:
         check_path("evaluate", self.evaluate)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DataArguments(EncoderArguments):
     """The encoder and a data set, of your own or on the Hub."""
 
     _argument_group_name = "data"
 
-    data: str = HfArg(
+    data: str = flag(
         aliases=["--train_file", "--dataset_name"],
         help="A folder with train, validation and test files (.parquet, .csv, .tsv, .jsonl), one such file, or the "
         "name of a data set on the Hub.",
     )
-    data_config: str | None = HfArg(
+    data_config: str | None = flag(
         aliases=["--dataset_config_name"],
         default=None,
         help="Configuration of the data set on the Hub, if it has several.",
     )
-    validation_file: str | None = HfArg(
+    validation_file: str | None = flag(
         default=None, help="File of the validation split, if not in --data."
     )
-    test_file: str | None = HfArg(default=None, help="File of the test split, if not in --data.")
-    encoding: str | None = HfArg(
+    test_file: str | None = flag(default=None, help="File of the test split, if not in --data.")
+    encoding: str | None = flag(
         default=None,
         help="Encoding of .csv, .tsv and .jsonl files, such as shift_jis; default: detected.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag in ("data", "validation_file", "test_file"):
-            if isinstance(value := getattr(self, flag), str):
-                check_path(flag, value)
+        check_path("validation_file", self.validation_file)
+        check_path("test_file", self.test_file)
+        if isinstance(self.data, str):  # stream.py has a list
+            check_path("data", self.data)
 
     @property
     def name(self) -> str:
         """The name of the data: of a file without its extension, or of a folder."""
         path = Path(self.data).expanduser()
-        name = path.resolve().name if path.is_dir() else path.stem if path.is_file() else path.name
-        return name + (f"_{self.data_config}" if self.data_config else "")
+        if path.is_dir():
+            name = path.resolve().name
+        elif path.is_file():
+            name = path.stem
+        else:
+            name = path.name
+        return f"{name}_{self.data_config}" if self.data_config else name
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TextArguments(DataArguments):
     """A data set of texts or pairs of texts."""
 
-    text_columns: list[str] | None = HfArg(  # noqa: RUF009
+    text_columns: list[str] | None = flag(  # noqa: RUF009
         aliases=["--text_column", "--text_column_name", "--text_column_names"],
         default=None,
         help="Column of the text, or two columns for pairs; default: detected by name.",
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class AdapterArguments:
     """The adapter; HoulsbyConfig documents each field."""
 
     _argument_group_name = "adapter"
 
-    r: int = HfArg(default=64, help="Width of the bottleneck.")
-    share_layers: int = HfArg(
+    r: int = flag(default=64, help="Width of the bottleneck.")
+    share_layers: int = flag(
         default=0,
         help="0: a separate bottleneck at each position; 1: one per layer; k: one per k consecutive layers.",
     )
-    train_layer_norm: Literal["true", "false", "all"] = HfArg(
+    train_layer_norm: Literal["true", "false", "all"] = flag(
         default="true",
         help="Train the layer norms of the adapted layers, none, or all of the model's.",
     )
-    activation: str = HfArg(default="gelu", help="Any activation that transformers knows by name.")
-    layers: list[int] | None = HfArg(  # noqa: RUF009
+    activation: str = flag(default="gelu", help="Any activation that transformers knows by name.")
+    layers: list[int] | None = flag(  # noqa: RUF009
         default=None, help="Layers to adapt, counted from 0; default: all."
     )
-    kind: Literal["houlsby", "pfeiffer", "parallel"] = HfArg(
+    kind: Literal["houlsby", "pfeiffer", "parallel"] = flag(
         default="houlsby",
         help="What the bottleneck reads: the sub-layer's output, the normalized sum, or its input.",
     )
-    positions: list[str] | None = HfArg(  # noqa: RUF009
+    positions: list[str] | None = flag(  # noqa: RUF009
         default=None,
         help="Sub-layers to adapt: attention, feed_forward; default: those of the kind.",
     )
-    dropout: float = HfArg(default=0.0, help="Dropout inside the bottleneck.")
-    init_std: float = HfArg(default=0.01, help="Standard deviation of the initial projections.")
-    init_adapter: str | None = HfArg(
+    dropout: float = flag(default=0.0, help="Dropout inside the bottleneck.")
+    init_std: float = flag(default=0.01, help="Standard deviation of the initial projections.")
+    init_adapter: str | None = flag(
         default=None, help="Start from the bottlenecks and norms of this adapter; the head is new."
     )
 
@@ -195,17 +193,17 @@ class AdapterArguments:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class ClassifierArguments(AdapterArguments):
     """The adapter of a text classifier, which may also train the pooler, and have a larger head."""
 
-    train_pooler: bool = HfArg(
+    train_pooler: bool = flag(
         default=False,
         help="Also train BERT's pooler, as full fine-tuning does. With an encoder whose pooler was never pretrained, "
         "such as minilm, adapters then learn sooner and with every seed; minilm: true.",
     )
 
-    head: Literal["linear", "two_layer"] = HfArg(
+    head: Literal["linear", "two_layer"] = flag(
         default="linear",
         help="One linear layer on the pooled [CLS] vector or, for adapters, a hidden layer with tanh before it.",
     )
@@ -220,30 +218,30 @@ class ClassifierArguments(AdapterArguments):
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class MethodArguments:
     """The method, and the options of those that are not adapters."""
 
     _argument_group_name = "method"
 
-    method: Literal["houlsby", "full", "top_k", "layer_norm", "lora", "ia3", "linear"] = HfArg(
+    method: Literal["houlsby", "full", "top_k", "layer_norm", "lora", "ia3", "linear"] = flag(
         default="houlsby",
         help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA or IA3, or only the head. "
         "Every method trains the head.",
     )
-    base_dtype: Literal["auto", "float32", "bfloat16"] = HfArg(
+    base_dtype: Literal["auto", "float32", "bfloat16"] = flag(
         default=AUTO,
         help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' is bfloat16 if this "
         "device multiplies matrices of the model's shape faster in it, else float32. Other methods, --fp16, DeepSpeed "
         "and FSDP need float32.",
     )
-    top_k: int | None = HfArg(
+    top_k: int | None = flag(
         default=None,
         help="Number of layers that --method top_k trains, from the top; the embeddings stay frozen.",
     )
-    lora_r: int = HfArg(default=8, help="Rank of LoRA's matrices.")
-    lora_alpha: int = HfArg(default=16, help="LoRA's scale, which is divided by the rank.")
-    lora_targets: list[str] | None = HfArg(  # noqa: RUF009
+    lora_r: int = flag(default=8, help="Rank of LoRA's matrices.")
+    lora_alpha: int = flag(default=16, help="LoRA's scale, which is divided by the rank.")
+    lora_targets: list[str] | None = flag(  # noqa: RUF009
         default=None,
         help="Linear layers that LoRA adapts, by the end of their name; default: PEFT's choice.",
     )
@@ -264,13 +262,13 @@ class MethodArguments:
             "--init_adapter": adapter.init_adapter,
             "--head two_layer": adapter.config().two_layer_head,
         }
-        given = [flag for flag, value in for_adapters.items() if value]
-        if given and self.method != "houlsby":
-            raise RecipeError(f"{given[0]} needs --method houlsby, got {self.method}.")
+        for option, value in for_adapters.items():
+            if value and self.method != "houlsby":
+                raise RecipeError(f"{option} needs --method houlsby, got {self.method}.")
         if self.base_dtype == "bfloat16" and not self.adds_weights:
             raise RecipeError(
-                f"--base_dtype bfloat16 is for methods that add weights to a frozen encoder, got {self.method}. "
-                "Leave it out; for speed, give --bf16."
+                "--base_dtype bfloat16 is for methods that add weights to a frozen encoder, got "
+                f"{self.method}. Leave it out; for speed, give --bf16."
             )
         if (self.method == "top_k") != (self.top_k is not None):
             raise RecipeError(
@@ -287,80 +285,80 @@ class RecipeTrainingArguments(TrainingArguments):
 
     _argument_group_name = "training (arguments of transformers' TrainingArguments)"
 
-    output_dir: str = HfArg(
+    output_dir: str = flag(
         default="runs/{task}", help="Folder of checkpoints, adapter and results.json."
     )
-    learning_rate: float = HfArg(
+    learning_rate: float = flag(
         default=3e-4,
         help="Peak learning rate, reached after the warm-up; to classify with minilm and adapters: 1e-3.",
     )
-    num_train_epochs: float = HfArg(default=10, help="Number of passes over the training data.")
-    per_device_train_batch_size: int = HfArg(
+    num_train_epochs: float = flag(default=10, help="Number of passes over the training data.")
+    per_device_train_batch_size: int = flag(
         default=32, help="Examples per training step on each device."
     )
-    per_device_eval_batch_size: int = HfArg(
+    per_device_eval_batch_size: int = flag(
         default=64, help="Examples per evaluation step on each device."
     )
-    warmup_steps: float = HfArg(
+    warmup_steps: float = flag(
         default=0.1, help="Steps of linear warm-up; below 1: share of all steps."
     )
-    lr_scheduler_type: str = HfArg(
+    lr_scheduler_type: str = flag(
         default="linear", help="Learning rate after the warm-up: linear, cosine, constant ..."
     )
-    train_sampling_strategy: str = HfArg(
+    train_sampling_strategy: str = flag(
         default="group_by_length",
         help="'group_by_length', which needs the least padding, or 'random'.",
     )
-    eval_strategy: str = HfArg(default="epoch", help="When to evaluate: 'epoch', 'steps' or 'no'.")
-    save_strategy: str = HfArg(
+    eval_strategy: str = flag(default="epoch", help="When to evaluate: 'epoch', 'steps' or 'no'.")
+    save_strategy: str = flag(
         default="epoch", help="When to save a checkpoint: 'epoch', 'steps', 'best' or 'no'."
     )
-    save_total_limit: int | None = HfArg(
+    save_total_limit: int | None = flag(
         default=1, help="Number of checkpoints to keep besides the best."
     )
     # Without an accelerator, every run would warn about pinned memory.
-    dataloader_pin_memory: bool = HfArg(
+    dataloader_pin_memory: bool = flag(
         default=torch.accelerator.is_available(), help="Pin batches in memory."
     )
     # Every step uses all trained weights, and the buffers of a frozen encoder never change.
-    ddp_find_unused_parameters: bool = HfArg(
+    ddp_find_unused_parameters: bool = flag(
         default=False, help="Let DDP search for unused parameters."
     )
-    ddp_broadcast_buffers: bool | None = HfArg(
+    ddp_broadcast_buffers: bool | None = flag(
         default=False, help="Let DDP send the buffers before every step."
     )
-    logging_steps: float = HfArg(default=50, help="Steps between two reports of the loss.")
-    load_best_model_at_end: bool = HfArg(
+    logging_steps: float = flag(default=50, help="Steps between two reports of the loss.")
+    load_best_model_at_end: bool = flag(
         default=True, help="End with the weights of the best epoch, not the last."
     )
-    metric_for_best_model: str = HfArg(
+    metric_for_best_model: str = flag(
         default=MAIN_METRIC, help="Score that chooses the best epoch; 'main' is the task's own."
     )
-    early_stopping_patience: int | None = HfArg(
+    early_stopping_patience: int | None = flag(
         default=None, help="Stop after this many evaluations without improvement; default: never."
     )
-    adapter_drop: bool = HfArg(
+    adapter_drop: bool = flag(
         default=False,
         help="In each step, skip the adapters of the lowest layers, a random number of them, so that the trained "
         "adapter also works without them (AdapterDrop).",
     )
     # Early stopping must go on counting after a crash.
-    restore_callback_states_from_checkpoint: bool = HfArg(
+    restore_callback_states_from_checkpoint: bool = flag(
         default=True, help="Also restore the state of the callbacks when resuming."
     )
-    overwrite_output_dir: bool = HfArg(
+    overwrite_output_dir: bool = flag(
         default=False,
         help="Start over in a folder that holds another run, and delete its checkpoints and results.",
     )
-    resume_from_checkpoint: Literal["last"] | None = HfArg(
+    resume_from_checkpoint: Literal["last"] | None = flag(
         default=None,
         help="Resume from the last complete checkpoint in output_dir with other arguments, for example more epochs; "
         "default: only with the same arguments.",
     )
-    hub_private_repo: bool = HfArg(
+    hub_private_repo: bool = flag(
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
     )
-    do_train: bool = HfArg(
+    do_train: bool = flag(
         default=False, help="Train. Without all three of these flags, a recipe does all of it."
     )
 
@@ -373,136 +371,32 @@ class RecipeTrainingArguments(TrainingArguments):
             self.disable_tqdm = not sys.stderr.isatty()
         self.ddp_find_unused_parameters |= self.adapter_drop
         super().__post_init__()
-        if (
-            self.n_gpu > 1
-        ):  # the Trainer would copy the model to all of them in every step, on threads
+        if self.n_gpu > 1:
+            # The Trainer would copy the model to all of them in every step, on threads.
             self._n_gpu = 1
 
-    def choose_by(self, scores: Sequence[str]) -> None:
-        """Let the first of a task's scores choose the best epoch, unless the command line names
-        another.
+    def choosing_by(self, scores: Sequence[str], output_dir: str) -> "RecipeTrainingArguments":
+        """Return a copy for a folder, in which the first of a task's scores chooses the best epoch,
+        unless the command line names another.
         """
         named = self.metric_for_best_model.removeprefix("eval_")
-        if named == "accuracy":  # MNLI has two, and STS-B none
-            named = next((name for name in scores if name.endswith(named)), MAIN_METRIC)
+        if named == "accuracy":
+            named = _accuracy_of(scores)
         if named not in (MAIN_METRIC, *scores):
             raise RecipeError(
-                f"--metric_for_best_model must be one of {', '.join([MAIN_METRIC, *scores])}, got {named!r}."
+                f"--metric_for_best_model must be one of {', '.join([MAIN_METRIC, *scores])}, "
+                f"got {named!r}."
             )
-        self.metric_for_best_model = scores[0] if named == MAIN_METRIC else named
-        self.greater_is_better = not lower_is_better(self.metric_for_best_model)
+        training = copy.copy(self)
+        training.output_dir = output_dir
+        training.metric_for_best_model = scores[0] if named == MAIN_METRIC else named
+        training.greater_is_better = not lower_is_better(training.metric_for_best_model)
+        return training
 
 
-class Command(NamedTuple):
-    """The groups of a command line: the task with its data and encoder, the method, the adapter,
-    the training.
-    """
-
-    arguments: Any
-    method: MethodArguments
-    adapter: AdapterArguments
-    training: RecipeTrainingArguments
-
-    def be_of_several(self) -> None:
-        """Put {task} into the names of the folder and of the repository, as each of several tasks
-        needs its own.
-        """
-        training = self.training
-        if "{task}" not in training.output_dir:
-            training.output_dir += "/{task}"
-        if "{task}" not in (training.hub_model_id or "{task}"):
-            training.hub_model_id += "-{task}"
-
-    def for_task(self, name: str) -> "Command":
-        """Return a copy with a task's name in place of {task}."""
-        own = Command(*map(copy.copy, self))
-        for group, argument in itertools.product(own, _OF_TASK):
-            if isinstance(value := getattr(group, argument, None), str):
-                setattr(group, argument, value.replace("{task}", name))
-        return own
-
-
-def resolve_defaults(given: Namespace) -> dict[str, Any]:
-    """Return the defaults that follow from other flags, for the flags that the command line leaves
-    out.
-    """
-    values, defaults = vars(given), {}
-    if values.get("save_strategy") == "steps" and values.get("load_best_model_at_end"):
-        defaults["save_steps"] = (
-            given.eval_steps or given.logging_steps
-        )  # a checkpoint of each evaluation
-    if values.get("do_predict") and "predict" in values:
-        defaults["predict"] = True
-    trains = values.get("do_train", True) or not (values.get("do_eval") or values.get("do_predict"))
-    if values.get("evaluate") is not None or not trains:
-        known = ("model_name", "max_length", "null_threshold")  # by what is evaluated
-        defaults |= dict.fromkeys(name for name in known if name in values)
-    elif values.get("model_name") == MINILM and "train_pooler" in values:
-        defaults |= MINILM_SETTINGS.get(values.get("method", "houlsby"), {})
-    return defaults
-
-
-def parse_command(
-    kind: type,
-    adapter: type[AdapterArguments] = AdapterArguments,
-    args: Sequence[str] | None = None,
-    more_defaults: Defaults | None = None,
-) -> Command:
-    """Parse the command line, or `args`: `kind` is the recipe's own group. The first argument may
-    be a JSON or YAML file of arguments, which flags after it override.
-
-    The defaults that depend on flags are resolved once, before the dataclasses are made. The
-    recipe's own, such as a preset's, are stronger than resolve_defaults'.
-    """
-    groups = (kind, MethodArguments, adapter, RecipeTrainingArguments)
-    parser = HfArgumentParser(
-        groups, usage="accelerate launch recipes/%(prog)s [flags]", allow_abbrev=False
-    )
-    words = list(sys.argv[1:] if args is None else args)
-    if words and Path(words[0]).suffix in (".json", ".yaml", ".yml"):
-        words[:1] = read_arguments(Path(words[0]))
-    own = more_defaults(parser.parse_known_args(words)[0]) if more_defaults else {}
-    parser.set_defaults(**own)
-    followed = resolve_defaults(parser.parse_known_args(words)[0])
-    parser.set_defaults(
-        **{name: value for name, value in followed.items() if name not in own or value is None}
-    )
-    return Command(*parser.parse_args_into_dataclasses(words))
-
-
-def read_arguments(path: Path) -> list[str]:
-    """Return the words of a command line that stand for a JSON or YAML file, an object with a value
-    for each flag.
-    """
-    text = path.read_text(encoding="utf-8")
-    # The flags' types read the values, so that "no" is no boolean, and 1e-3 is a number.
-    values = yaml.load(text, yaml.BaseLoader)
-    typed = yaml.safe_load(text)  # for objects
-    words = []
-    for name, value in values.items():
-        if isinstance(value, list):
-            words += [f"--{name}", *value]
-        elif value not in ("", "null"):
-            words.append(
-                f"--{name}={json.dumps(typed[name]) if isinstance(value, dict) else value}"
-            )
-    return words
-
-
-def merge(groups: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments of several dataclasses as one dictionary, as JSON holds them."""
-    merged: dict[str, Any] = {}
-    for group in groups:
-        # TrainingArguments.to_dict hides tokens, which asdict would reveal.
-        merged |= group.to_dict() if isinstance(group, TrainingArguments) else asdict(group)
-    return json.loads(json.dumps(merged))
-
-
-def defaults_of(groups: Sequence[Any]) -> dict[str, Any]:
-    """Return the defaults of the flags, as far as they are in JSON."""
-    defaults = {field.name: field.default for group in groups for field in fields(group)}
-    return {
-        name: value
-        for name, value in defaults.items()
-        if isinstance(value, (str, int, float, bool, type(None)))
-    }
+def _accuracy_of(scores: Sequence[str]) -> str:
+    """Return the first accuracy of a task: MNLI has two, and STS-B none."""
+    for name in scores:
+        if name.endswith("accuracy"):
+            return name
+    return MAIN_METRIC

@@ -20,7 +20,7 @@ from transformers.hf_argparser import HfArg
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PredictionOutput
 
-from common.arguments import Command, RecipeTrainingArguments, TextArguments
+from common.arguments import RecipeTrainingArguments, TextArguments
 from common.balance import (
     balanced_weights,
     check_classes_recur,
@@ -29,6 +29,7 @@ from common.balance import (
     rarest_classes,
 )
 from common.classification_trainer import ClassificationTrainer, last_linear
+from common.command import Command
 from common.data import (
     check_columns,
     find_text_columns,
@@ -71,7 +72,7 @@ SCORES_OF = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassificationArguments(TextArguments):
     """What to learn, and from which columns."""
 

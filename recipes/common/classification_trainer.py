@@ -13,7 +13,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from common.edge import log
 from common.labels import SHOWN
-from common.model import active_record
 from common.trainer import RecipeTrainer
 
 
@@ -91,7 +90,7 @@ class ClassificationTrainer(RecipeTrainer):
 
     def _record_thresholds(self) -> None:
         """Choose the thresholds of the classes on validation, and record them in an adapter."""
-        record = active_record(self.model)
+        record = self.record
         if record is None:
             return
         output = self.predict(self.eval_dataset, metric_key_prefix="kept")

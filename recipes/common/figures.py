@@ -289,6 +289,8 @@ def _describe_scores(trainer: Any, results: Mapping[str, Any]) -> str:
         )
     )
     lines = [f"{which} epoch: {kept['epoch']:.4g}{of}, with {format_scores(scores)} on validation"]
+    if results.get("metrics"):
+        lines.append(f"Metrics: {format_scores(results['metrics'])} on validation")
     test = results.get("test")
     if test and all(isinstance(score, float) for score in test.values()):
         lines.append(f"Test: {format_scores(test)}")

@@ -2,9 +2,8 @@
 its server.
 """
 
-import copy
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +13,10 @@ import pandas as pd
 from datasets import ClassLabel, Dataset, Value, load_dataset
 from numpy.typing import NDArray
 from transformers import EvalPrediction
-from transformers.hf_argparser import HfArg
 
-from common.arguments import ClassifierArguments, Command, EncoderArguments, parse_command
-from common.data import check_columns, locate
+from common.arguments import ClassifierArguments, EncoderArguments, flag
+from common.command import Command, parse_command
+from common.data import check_columns, locate, sample
 from common.edge import RecipeError
 from common.presets import with_preset
 from common.reading import find_split, read_split
@@ -25,7 +24,6 @@ from common.run import write_atomically, write_json
 from common.scores import (
     GLUE_TASKS,
     SCORES,
-    ByTask,
     check_finite,
     mean_of_nine,
     proper_name,
@@ -53,7 +51,7 @@ TASK_SCORES: dict[str, tuple[str, ...]] = {
 class GlueTask(Task):
     """A task of GLUE, without data until `load` returns it with them."""
 
-    data_dir: str | None = None
+    data_dir: str | None = None  # a folder with a folder for each task; None: the Hub
     validation_splits: tuple[str, ...] = ("validation",)
     predicts: bool = False  # the test sets of the server
 
@@ -80,22 +78,32 @@ class GlueTask(Task):
         expected = evaluation.label_ids.astype(np.float64)
         return {name: float(SCORES[name](expected, predicted)) for name in TASK_SCORES[self.name]}
 
-    def load(self, data_dir: str | None, trains: bool = True) -> "GlueTask":
+    def load(
+        self, data_dir: str | None, trains: bool = True, max_train_samples: int | None = None
+    ) -> "GlueTask":
         """Return the task with its splits, from `data_dir`/<task> or the Hub."""
+        names = ("train", *self.validation_splits) if trains else self.validation_splits
         splits = {}
-        for split in (*(("train",) if trains else ()), *self.validation_splits):
+        for split in names:
             name, data = f"{self.name} {split}", _read(self.name, split, data_dir)
             check_columns(data, name, self.text_columns, ["label"])
+            if split == "train":
+                data = sample(data, max_train_samples)
             splits[split] = numeric_labels(data, name, self.labels)
         return replace(self, splits=splits, data_dir=data_dir)
 
-    def files(self, data_dir: str | None) -> dict[str, Path]:
-        """Return the files that `load` reads, by their splits; those on the Hub have none."""
-        if data_dir is None:
-            return {}
-        folder = Path(data_dir).expanduser() / self.name
-        splits = ("train", *self.validation_splits)
-        return {split: file for split in splits if (file := find_split(folder, split)) is not None}
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that `load` reads, by their splits; those on the Hub have none."""
+        files: dict[str, Path] = {}
+        if self.data_dir is None:
+            return files
+        folder = Path(self.data_dir).expanduser() / self.name
+        for split in ("train", *self.validation_splits):
+            file = find_split(folder, split)
+            if file is not None:
+                files[split] = file
+        return files
 
     def predict_test(self, trainer: RecipeTrainer) -> None:
         """Write the predictions for GLUE's server into the folder "submission", if they are asked
@@ -145,9 +153,11 @@ TASKS = {
 TASKS["mnli"].validation_splits = ("validation_matched", "validation_mismatched")
 
 
-def find_tasks(name: str) -> list[GlueTask]:
-    """Return the task of that name, or GLUE's nine for "all"."""
-    return list(TASKS.values()) if name == ALL else [TASKS[name]]
+def find_tasks(arguments: "GlueArguments") -> list[GlueTask]:
+    """Return the task that a command line names, or GLUE's nine for "all"."""
+    names = TASKS if arguments.task == ALL else [arguments.task]
+    options = {"data_dir": arguments.data_dir, "predicts": arguments.predict}
+    return [replace(TASKS[name], **options) for name in names]
 
 
 def numeric_labels(data: Dataset, name: str, labels: Sequence[str]) -> Dataset:
@@ -174,23 +184,23 @@ def _read(source: str, split: str, data_dir: str | None) -> Dataset:
     return load_dataset(HUB_DATASET, source, split=split)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GlueArguments(EncoderArguments):
     """The task and the encoder."""
 
     _argument_group_name = "task"
 
     task: Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "all"] = (
-        HfArg(aliases=["--task_name"], help="The task; all: the nine, one after the other.")
+        flag(aliases=["--task_name"], help="The task; all: the nine, one after the other.")
     )
-    data_dir: str | None = HfArg(
+    data_dir: str | None = flag(
         default=None, help="Folder with a folder of files per task; default: the Hub."
     )
-    preset: Literal["houlsby2019", "mohebbi2020", "uva2019", "han2021"] | None = HfArg(
+    preset: Literal["houlsby2019", "mohebbi2020", "uva2019", "han2021"] | None = flag(
         default=None,
         help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
     )
-    predict: bool = HfArg(
+    predict: bool = flag(
         default=False, help="Write predictions of the test splits in the format of GLUE's server."
     )
 
@@ -201,7 +211,7 @@ def parse_arguments(
     """Parse the command line, or `args`; check what does not depend on the data."""
     command = parse_command(kind, ClassifierArguments, args, with_preset)
     arguments, _, _, training = command
-    tasks = find_tasks(arguments.task)
+    tasks = find_tasks(arguments)
     if arguments.data_dir is not None:
         folder = Path(arguments.data_dir).expanduser()
         needed = [task.name for task in tasks]
@@ -217,7 +227,7 @@ def parse_arguments(
                 f"{missing[0]}. Add it."
             )
     for task in tasks:
-        copy.copy(training).choose_by(task.scores)
+        training.choosing_by(task.scores, training.output_dir)
     return command
 
 
@@ -258,30 +268,36 @@ TEST_SETS = {
 }
 
 
-def write_all(start: str, scores: ByTask, submissions: Sequence[Path]) -> None:
+def write_all(
+    start: str, results: Mapping[str, Mapping[str, Any]], submissions: Sequence[Path]
+) -> None:
     """Print the scores of all tasks and both averages; write them to all.json and the predictions
     in the folders, if there are some, to submission.zip. The paths of both files begin with
     `start`.
     """
-    averages = {
-        "mean_of_nine_columns": mean_of_nine(scores),
-        "server_average": server_average(scores),
-    }
+    scores = {}
+    for task, content in results.items():
+        scores[task] = content["scores" if "evaluated" in content else "best_scores"]
+    nine, server = mean_of_nine(scores), server_average(scores)
+    averages = {"mean_of_nine_columns": nine, "server_average": server}
     write_json(Path(f"{start}all.json"), {"scores": scores, **averages})
-    for task, own in scores.items():
-        shown = (
-            f"{name} {100 * score:.1f}" for name, score in own.items() if not name.endswith("loss")
-        )
+    for task, of_task in scores.items():
+        shown = []
+        for name, score in of_task.items():
+            if not name.endswith("loss"):
+                shown.append(f"{name} {100 * score:.1f}")
         print(f"{task:<5} {', '.join(shown)}")
-    nine, server = averages.values()
     if nine is not None and server is not None:  # --do_train alone scores nothing
         print(
-            f"Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): {100 * nine:.1f}"
+            "Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): "
+            f"{100 * nine:.1f}"
         )
         print(
-            f"GLUE server's average (over nine tasks with WNLI, each the mean of its scores): {100 * server:.1f}"
+            "GLUE server's average (over nine tasks with WNLI, each the mean of its scores): "
+            f"{100 * server:.1f}"
         )
     if submissions:
         with zipfile.ZipFile(f"{start}submission.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in (file for folder in submissions for file in sorted(folder.glob("*.tsv"))):
-                archive.write(file, file.name)
+            for folder in submissions:
+                for file in sorted(folder.glob("*.tsv")):
+                    archive.write(file, file.name)

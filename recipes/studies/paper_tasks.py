@@ -22,20 +22,21 @@ from typing import Literal
 from transformers.hf_argparser import HfArg
 
 import recipes_path  # noqa: F401
-from common.arguments import ClassifierArguments, parse_command
+from common.arguments import ClassifierArguments
 from common.classification import ClassificationArguments, run
+from common.command import parse_command
 from common.edge import end_with_one_line, log
 from common.presets import with_preset
 from results.additional import ALL, check_folders
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PaperArguments(ClassificationArguments):
     """The tasks to run, and how to read them."""
 
-    tasks: list[str] | None = HfArg(
+    tasks: list[str] | None = HfArg(  # noqa: RUF009
         aliases=["--task"], default=None, help="Names of tasks; default: all."
-    )  # noqa: RUF009
+    )
     preset: Literal["houlsby2019", "mohebbi2020"] | None = HfArg(
         default=None,
         help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
@@ -52,9 +53,9 @@ def main() -> None:
     arguments, training = command.arguments, command.training
     tasks = ALL if arguments.tasks in (None, ["all"]) else arguments.tasks
     check_folders(arguments.data, tasks)
-    arguments.data += "/{task}"
+    command = command.with_arguments(data=f"{arguments.data}/{{task}}")
     if len(tasks) > 1:
-        command.be_of_several()
+        command = command.of_several()
     for name in tasks:
         run(command.for_task(name))
     folder = Path(training.output_dir.partition("{task}")[0])

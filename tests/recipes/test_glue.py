@@ -133,8 +133,9 @@ class TestRuns:
         )
         assert not trainer._determine_best_metric({"eval_f1": 0.9}, None), "there is no loss"
         trainer.args.metric_for_best_model = "main"
-        trainer.args.choose_by(["mean_absolute_error"])
-        assert not trainer.args.greater_is_better
+        training = trainer.args.choosing_by(["mean_absolute_error"], "runs")
+        assert not training.greater_is_better
+        assert trainer.args.metric_for_best_model == "main", "the command's own stays"
 
     def test_the_saved_adapter_has_the_best_epochs_score(self, encoder, glue_data, tmp_path):
         run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--seed", 2,
@@ -252,7 +253,8 @@ class TestRuns:
 
     def test_several_tasks(self, encoder, glue_data, tmp_path, monkeypatch, capsys):
         """All of two: their folders, and both averages, which need all nine."""
-        monkeypatch.setattr(glue, "find_tasks", lambda _: [TASKS["cola"], replace(TASKS["rte"])])
+        two = [replace(TASKS[name], data_dir=str(tmp_path / "data")) for name in ("cola", "rte")]
+        monkeypatch.setattr(glue, "find_tasks", lambda _: two)
         monkeypatch.setattr("common.glue_tasks.find_tasks", lambda _: [])
         for split in ("train", "validation"):
             write(tmp_path / "data" / "rte" / f"{split}.csv", sentence1=SENTENCES[:16], sentence2=SENTENCES[16:32],
@@ -271,8 +273,7 @@ class TestRuns:
         command = parse_arguments(
             ["--task", "all", "--hub_model_id", given, "--output_dir", "runs"]
         )
-        command.be_of_several()
-        training = command.for_task("cola").training
+        training = command.of_several().for_task("cola").training
         assert (training.output_dir, training.hub_model_id) == ("runs/cola", named)
 
     def test_accumulated_steps_report_the_models_loss(self, encoder, glue_data, tmp_path):

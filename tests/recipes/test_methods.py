@@ -27,13 +27,13 @@ import token_classification
 from common import model as models
 from common.arguments import (
     AdapterArguments,
-    Command,
     EncoderArguments,
     MethodArguments,
     RecipeTrainingArguments,
 )
+from common.command import Command
 from common.edge import RecipeError
-from common.model import apply_method, settle
+from common.model import apply_method, find_dtype
 from common.trainer import RecipeTrainer
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
@@ -237,8 +237,8 @@ def test_pretraining_without_adapters_is_a_start_for_a_task(encoder, glue_data, 
 
 class TestDataType:
     @pytest.fixture
-    def settled(self, encoder, tmp_path, monkeypatch):
-        def settle_one(method="houlsby", fp16=False, fsdp=False, **adapter):
+    def dtype(self, encoder, tmp_path, monkeypatch):
+        def find(method="houlsby", fp16=False, fsdp=False, **adapter):
             monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
             monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp).lower())
             training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
@@ -247,14 +247,13 @@ class TestDataType:
             command = Command(
                 arguments, MethodArguments(method), AdapterArguments(**adapter), training
             )
-            return settle(command).method.base_dtype
+            return find_dtype(command, str(encoder))
 
-        return settle_one
+        return find
 
-    def test_auto(self, settled):
-        assert settled() == settled("lora") == "bfloat16"
-        in_float32 = settled("full"), settled("linear"), settled(fsdp=True), settled(fp16=True)
-        assert set(in_float32) == {"float32"}
+    def test_auto(self, dtype):
+        assert dtype() == dtype("lora") == "bfloat16"
+        assert {dtype("full"), dtype("linear"), dtype(fsdp=True), dtype(fp16=True)} == {"float32"}
 
     def test_it_is_measured(self, encoder, tmp_path):
         training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)

@@ -21,13 +21,14 @@ from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 import houlsby_peft
 import paper_tasks
 import text_classification
-from common.arguments import ClassifierArguments, parse_command
+from common.arguments import ClassifierArguments
 from common.classification import (
     ClassificationArguments,
     ClassificationTask,
     classification_scores,
 )
 from common.classification_trainer import weighted_loss
+from common.command import parse_command
 from common.edge import RecipeError
 from common.labels import MULTI, SINGLE, Labels
 from demo import minimal_pairs

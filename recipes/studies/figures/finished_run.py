@@ -14,6 +14,7 @@ from common.glue_tasks import TASKS, GlueTask
 from common.model import load_saved
 from common.run import RESULTS_FILE, find_saved, read_object
 from common.trainer import RecipeTrainer
+from houlsby_peft.checkpoints.downloads import find_packaged
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def load_run(folder: Path, data_dir: str | None, batch_size: int) -> FinishedRun
         )
     arguments = results["arguments"]
     task = TASKS[results["task"]].load(data_dir or arguments["data_dir"], trains=False)
-    loaded = load_saved(str(saved), task.labels, results["model"], "auto")
+    loaded = load_saved(str(saved), task.labels, find_packaged(results["model"]), "auto")
     training = RecipeTrainingArguments(
         output_dir=str(folder),
         per_device_eval_batch_size=batch_size,
