@@ -71,12 +71,13 @@ class EncoderArguments:
     )
     evaluate: str | None = flag(
         default=None,
-        help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) instead of training.",
+        help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) "
+        "instead of training.",
     )
     metric: list[str] | None = flag(  # noqa: RUF009
         default=None,
-        help="Further scores of the validation split: names of evaluate's metrics on the Hub, or "
-        "paths of scripts, such as f1 or my_metric.py. Their code is run.",
+        help="Further scores of the validation split: names of evaluate's metrics on the Hub, "
+        "or paths of scripts, such as f1 or my_metric.py. Their code is run.",
     )
 
     def __post_init__(self) -> None:
@@ -92,8 +93,8 @@ class DataArguments(EncoderArguments):
 
     data: str = flag(
         aliases=["--train_file", "--dataset_name"],
-        help="A folder with train, validation and test files (.parquet, .csv, .tsv, .jsonl), one such file, or the "
-        "name of a data set on the Hub.",
+        help="A folder with train, validation and test files (.parquet, .csv, .tsv, .jsonl), "
+        "one such file, or the name of a data set on the Hub.",
     )
     data_config: str | None = flag(
         aliases=["--dataset_config_name"],
@@ -149,7 +150,8 @@ class AdapterArguments:
     r: int = flag(default=64, help="Width of the bottleneck.")
     share_layers: int = flag(
         default=0,
-        help="0: a separate bottleneck at each position; 1: one per layer; k: one per k consecutive layers.",
+        help="0: a separate bottleneck at each position; 1: one per layer; k: one per k "
+        "consecutive layers.",
     )
     train_layer_norm: Literal["true", "false", "all"] = flag(
         default="true",
@@ -199,13 +201,15 @@ class ClassifierArguments(AdapterArguments):
 
     train_pooler: bool = flag(
         default=False,
-        help="Also train BERT's pooler, as full fine-tuning does. With an encoder whose pooler was never pretrained, "
-        "such as minilm, adapters then learn sooner and with every seed; minilm: true.",
+        help="Also train BERT's pooler, as full fine-tuning does. With an encoder whose pooler "
+        "was never pretrained, such as minilm, adapters then learn sooner and with every "
+        "seed; minilm: true.",
     )
 
     head: Literal["linear", "two_layer"] = flag(
         default="linear",
-        help="One linear layer on the pooled [CLS] vector or, for adapters, a hidden layer with tanh before it.",
+        help="One linear layer on the pooled [CLS] vector or, for adapters, a hidden layer with "
+        "tanh before it.",
     )
 
     def config(self, **fields: Any) -> HoulsbyConfig:
@@ -226,18 +230,19 @@ class MethodArguments:
 
     method: Literal["houlsby", "full", "top_k", "layer_norm", "lora", "ia3", "linear"] = flag(
         default="houlsby",
-        help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA or IA3, or only the head. "
-        "Every method trains the head.",
+        help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA or IA3, "
+        "or only the head. Every method trains the head.",
     )
     base_dtype: Literal["auto", "float32", "bfloat16"] = flag(
         default=AUTO,
-        help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' is bfloat16 if this "
-        "device multiplies matrices of the model's shape faster in it, else float32. Other methods, --fp16, DeepSpeed "
-        "and FSDP need float32.",
+        help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' "
+        "is bfloat16 if this device multiplies matrices of the model's shape faster in "
+        "it, else float32. Other methods, --fp16, DeepSpeed and FSDP need float32.",
     )
     top_k: int | None = flag(
         default=None,
-        help="Number of layers that --method top_k trains, from the top; the embeddings stay frozen.",
+        help="Number of layers that --method top_k trains, from the top; the embeddings stay "
+        "frozen.",
     )
     lora_r: int = flag(default=8, help="Rank of LoRA's matrices.")
     lora_alpha: int = flag(default=16, help="LoRA's scale, which is divided by the rank.")
@@ -290,7 +295,8 @@ class RecipeTrainingArguments(TrainingArguments):
     )
     learning_rate: float = flag(
         default=3e-4,
-        help="Peak learning rate, reached after the warm-up; to classify with minilm and adapters: 1e-3.",
+        help="Peak learning rate, reached after the warm-up; to classify with minilm and "
+        "adapters: 1e-3.",
     )
     num_train_epochs: float = flag(default=10, help="Number of passes over the training data.")
     per_device_train_batch_size: int = flag(
@@ -339,8 +345,8 @@ class RecipeTrainingArguments(TrainingArguments):
     )
     adapter_drop: bool = flag(
         default=False,
-        help="In each step, skip the adapters of the lowest layers, a random number of them, so that the trained "
-        "adapter also works without them (AdapterDrop).",
+        help="In each step, skip the adapters of the lowest layers, a random number of them, so "
+        "that the trained adapter also works without them (AdapterDrop).",
     )
     # Early stopping must go on counting after a crash.
     restore_callback_states_from_checkpoint: bool = flag(
@@ -348,12 +354,13 @@ class RecipeTrainingArguments(TrainingArguments):
     )
     overwrite_output_dir: bool = flag(
         default=False,
-        help="Start over in a folder that holds another run, and delete its checkpoints and results.",
+        help="Start over in a folder that holds another run, and delete its checkpoints and "
+        "results.",
     )
     resume_from_checkpoint: Literal["last"] | None = flag(
         default=None,
-        help="Resume from the last complete checkpoint in output_dir with other arguments, for example more epochs; "
-        "default: only with the same arguments.",
+        help="Resume from the last complete checkpoint in output_dir with other arguments, for "
+        "example more epochs; default: only with the same arguments.",
     )
     hub_private_repo: bool = flag(
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
