@@ -39,7 +39,7 @@ class StreamArguments(ClassificationArguments):
 
 
 def main() -> None:
-    """Read the command line, learn the tasks, and write stream.json beside a folder for each task."""
+    """Read the command line, learn the tasks, and write stream.json beside a folder for each."""
     command = parse_command(
         StreamArguments, ClassifierArguments, more_defaults=lambda _: {"output_dir": "runs/stream"}
     ).of_several()
@@ -93,7 +93,8 @@ def split_command(command: Command) -> dict[str, Command]:
         commands[name] = command._replace(arguments=arguments).for_task(name)
     if len(commands) < len(command.arguments.data):
         raise RecipeError(
-            f"Each task of --data needs its own name, got only {', '.join(commands)}. Rename a file."
+            f"Each task of --data needs its own name, got only {', '.join(commands)}. Rename a "
+            "file."
         )
     return commands
 
@@ -125,9 +126,10 @@ def compare(
     total = sum(weight.numel() for weight in adapter.model.parameters())
     trained = sum(of_task["trained"] for of_task in compared)
     encoder = total - trained
+    share = trained / len(compared) / encoder
     print(
-        f"parameters of the model with {len(compared)} tasks: {total:,}, {total / encoder:.3f} times "
-        f"the encoder's {encoder:,}; {trained / len(compared) / encoder:.2%} per task, where "
+        f"parameters of the model with {len(compared)} tasks: {total:,}, "
+        f"{total / encoder:.3f} times the encoder's {encoder:,}; {share:.2%} per task, where "
         "fine-tuning takes 100%"
     )
     return compared

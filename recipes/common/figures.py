@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from common.run import MOMENT, WHERE, is_houlsby
-from common.scores import ValueScores, defused, format_scores
+from common.scores import ClassScores, ValueScores, defused, format_scores
 
 
 MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
@@ -87,33 +87,33 @@ def draw_confusion(matrix: NDArray[np.int64], names: Sequence[str], title: str) 
 
     totals = matrix.sum(axis=1)
     shares = matrix / np.maximum(totals, 1)[:, None]
-    short, few = [_plain(name) for name in names], len(names) <= 10
-    longest = max(map(len, short))
-    upright = longest * len(short) > 30
-    side = max(0.5 if few else 0.27, 1.6 / len(names)) * len(names)
-    figure, axes = plt.subplots(
-        figsize=(side + 1 + 0.06 * longest, side + 0.8 + 0.06 * longest * upright)
-    )
-    ConfusionMatrixDisplay(shares if few else 100 * shares, display_labels=short).plot(
+    labels = [_plain(name) for name in names]
+    longest = max(map(len, labels))
+    are_upright = longest * len(labels) > 30
+    is_small = len(names) <= 10
+    width = max(0.5 if is_small else 0.27, 1.6 / len(names)) * len(names)
+    height = width + 0.8
+    if are_upright:
+        height += 0.06 * longest
+    figure, axes = plt.subplots(figsize=(width + 1 + 0.06 * longest, height))
+    if is_small:
+        unit, values, values_format, font_size = "share", shares, ".0%", 7.0
+    else:
+        unit, values, values_format, font_size = "percent", 100 * shares, ".0f", 5.5
+    ConfusionMatrixDisplay(values, display_labels=labels).plot(
         ax=axes,
         cmap="Blues",
         colorbar=False,
-        values_format=".0%" if few else ".0f",
-        xticks_rotation="vertical" if upright else "horizontal",
-        text_kw={
-            "fontsize": 7 if few else 5.5,
-            "in_layout": False,
-        },  # measuring hundreds of texts takes seconds
+        values_format=values_format,
+        xticks_rotation="vertical" if are_upright else "horizontal",
+        # Measuring hundreds of texts for the layout takes seconds.
+        text_kw={"fontsize": font_size, "in_layout": False},
     )
-    axes.set_yticks(
-        range(len(names)),
-        [f"{name} ({total:,})" for name, total in zip(short, totals, strict=True)],
-    )
+    counted = [f"{label} ({total:,})" for label, total in zip(labels, totals, strict=True)]
+    axes.set_yticks(range(len(names)), counted)
     axes.set(xlabel="prediction", ylabel="label (examples)")
     axes.spines[:].set_visible(False)
-    figure.suptitle(
-        f"{_plain(title)}\n{'share' if few else 'percent'} of the label's examples", fontsize=8
-    )
+    figure.suptitle(f"{_plain(title)}\n{unit} of the label's examples", fontsize=8)
     return figure
 
 
@@ -151,13 +151,17 @@ def draw_values(
 def _plain(name: str) -> str:
     """Return a name of at most 24 characters, in which a dollar sign does not begin a formula."""
     name = " ".join(name.split())
-    return (name if len(name) <= 24 else f"{name[:14]}...{name[-7:]}").replace("$", r"\$")
+    if len(name) > 24:
+        name = f"{name[:14]}...{name[-7:]}"
+    return name.replace("$", r"\$")
 
 
 def draw_learning_curves(
-    log_history: Iterable[Mapping[str, float]], evaluations: Iterable[Mapping[str, float]], chosen_by: str,
+    log_history: Iterable[Mapping[str, float]],
+    evaluations: Iterable[Mapping[str, float]],
+    chosen_by: str,
     kept: float | None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Draw the losses by epoch and, beside them, the validation scores."""
     table = pd.DataFrame(evaluations).set_index("epoch")
     losses = table.filter(regex="loss$").rename(
@@ -165,35 +169,34 @@ def draw_learning_curves(
     )
     scores = table.drop(columns=[*MOMENT[1:], *table.filter(regex="loss$")])
     scores = scores[sorted(scores, key=lambda name: name != chosen_by)[: len(COLORS)]]
-    count = 1 if scores.empty else 2
-    figure, panels = plt.subplots(
-        1, count, figsize=(COLUMN if count == 1 else PAGE, 0.8 * COLUMN), squeeze=False
+    panels = 1 if scores.empty else 2
+    figure, axes = plt.subplots(
+        1, panels, figsize=((COLUMN, PAGE)[panels - 1], 0.8 * COLUMN), squeeze=False
     )
+    of_loss, *of_scores = axes[0]
     logged = pd.DataFrame(log_history)
     if "loss" in logged:
-        logged.dropna(subset="loss").plot(
-            "epoch", "loss", ax=panels[0, 0], color=BLUE, label="training"
-        )
-    # Below broken lines, an equal curve shows.
-    styles = [
-        f"{marker}{line}"
-        for marker, line in zip(MARKERS, ("-", "--", ":", "-.", "--", ":"), strict=True)
-    ]
-    for axes, drawn, label in zip(
-        panels[0], (losses, scores), ("loss", "validation score"), strict=False
-    ):
-        for name, color, style in zip(
-            drawn, [*COLORS[1:], BLUE], styles, strict=False
-        ):  # BLUE is the training's
-            drawn[name].plot(ax=axes, color=color, style=style, label=name.replace("_", " "))
-        axes.set(xlabel="epoch", ylabel=label)
-        if all(float(epoch).is_integer() for epoch in table.index):
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-        if kept is not None:
-            axes.axvline(kept, color="gray", linestyle=":", label="kept")
-        axes.legend()
+        logged.dropna(subset="loss").plot("epoch", "loss", ax=of_loss, color=BLUE, label="training")
+    _draw_curves(of_loss, losses, "loss", kept)
+    for panel in of_scores:
+        _draw_curves(panel, scores, "validation score", kept)
     return figure
+
+
+def _draw_curves(axes: Any, curves: pd.DataFrame, label: str, kept: float | None) -> None:
+    """Draw each column against the epoch, and mark the one whose weights are kept."""
+    # Blue is the training's. Below broken lines, an equal curve shows.
+    colors, lines = [*COLORS[1:], BLUE], ("-", "--", ":", "-.", "--", ":")
+    for name, color, marker, line in zip(curves, colors, MARKERS, lines, strict=False):
+        style = f"{marker}{line}"
+        curves[name].plot(ax=axes, color=color, style=style, label=name.replace("_", " "))
+    axes.set(xlabel="epoch", ylabel=label)
+    if all(float(epoch).is_integer() for epoch in curves.index):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    if kept is not None:
+        axes.axvline(kept, color="gray", linestyle=":", label="kept")
+    axes.legend()
 
 
 def report_end(
@@ -202,31 +205,43 @@ def report_end(
     """Draw the figures of a finished run; print its scores, its files and what to do next, in the
     main process.
     """
-    output, saved = Path(trainer.args.output_dir), Path(trainer.args.output_dir, trainer.saved_as)
+    output = Path(trainer.args.output_dir)
+    saved = output / trainer.saved_as
     print(f"\n{_describe_scores(trainer, results)}")
-    size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
-    shown = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
-    rows = {
-        trainer.saved_as.capitalize(): f"{saved} ({shown}), trained in {timedelta(seconds=round(results['seconds']))}",
+    duration = timedelta(seconds=round(results["seconds"]))
+    files = {
+        trainer.saved_as.capitalize(): f"{saved} ({_size_of(saved)}), trained in {duration}",
         "Results": str(output / "results.json"),
+        **show_predicted(output, kept, results["task"]),
     }
-    rows |= show_predicted(output, kept, results["task"])
     curves = output / "learning_curves.png"
     curves.unlink(missing_ok=True)  # of an earlier run
     if len(results["epochs"]) > 1:
-        own = (results["epochs"], results["chosen_by"], trainer.kept.get("epoch"))
-        save_png(draw_learning_curves(trainer.state.log_history, *own), curves)
-        rows["Learning curves"] = str(curves)
+        figure = draw_learning_curves(
+            trainer.state.log_history,
+            results["epochs"],
+            results["chosen_by"],
+            trainer.kept.get("epoch"),
+        )
+        save_png(figure, curves)
+        files["Learning curves"] = str(curves)
     if example is not None and is_houlsby(saved):
-        rows["Predict"] = predict_command(saved, example)
-        rows["In a browser"] = shlex.join([*_tool(), "serve", "--adapters", str(saved)])
+        files["Predict"] = predict_command(saved, example)
+        files["In a browser"] = shlex.join([*_tool(), "serve", "--adapters", str(saved)])
     if is_houlsby(saved) and not trainer.args.push_to_hub:
-        rows["Share"] = push_command(saved)
-    print_files(rows)
+        files["Share"] = push_command(saved)
+    print_files(files)
 
 
-def print_files(rows: Mapping[str, str]) -> None:
-    print("\n" + "\n".join(f"{name + ':':<18}{value}" for name, value in rows.items()), flush=True)
+def _size_of(saved: Path) -> str:
+    """Return the size of the weights in a folder, such as "1.2 MB"."""
+    size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
+
+
+def print_files(files: Mapping[str, str]) -> None:
+    lines = [f"{name + ':':<18}{file}" for name, file in files.items()]
+    print("\n" + "\n".join(lines), flush=True)
 
 
 def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
@@ -235,60 +250,72 @@ def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
     """
     if kept is None:
         return {}
-    names = ("confusion_matrix.png", "reliability.png", "values.png", "mistakes.csv")
-    confused, reliable, values, mistaken = files = [output / name for name in names]
-    for file in files:
-        file.unlink(missing_ok=True)  # of an earlier run
-    title, scores, written = f"{task}, {kept.split}", kept.scores, {}
+    for name in ("confusion_matrix.png", "reliability.png", "values.png", "mistakes.csv"):
+        (output / name).unlink(missing_ok=True)  # of an earlier run
+    title, scores = f"{task}, {kept.split}", kept.scores
     if isinstance(scores, ValueScores):
+        values = output / "values.png"
         save_png(draw_values(scores.expected, scores.predicted, title), values)
         return {"Predictions": str(values)}
     print(f"\nBy class, on the {kept.split} split:\n{scores.table()}")
-    confusion = scores.confusion()
-    if confusion is not None and len(confusion[1]) <= MAX_CLASSES:
-        save_png(draw_confusion(*confusion, title), confused)
-        written["Confusion matrix"] = str(confused)
-    elif confusion is not None:
-        written["Confusion matrix"] = (
-            f"not drawn for {len(confusion[1])} classes (at most {MAX_CLASSES})"
-        )
+    written = _show_confusion(output / "confusion_matrix.png", scores, title)
     if scores.confidence is not None and len(scores.confidence):
         bins, error = scores.reliability()
+        reliable = output / "reliability.png"
         save_png(draw_reliability(bins, error, title), reliable)
         written["Reliability"] = f"{reliable} (expected calibration error {error:.3f})"
-        mistakes = scores.mistakes(MAX_MISTAKES)
-        texts = [
-            name
-            for name, kind in kept.data.features.items()
-            if getattr(kind, "dtype", None) == "string"
-        ]
-        if len(mistakes) and texts:
-            rows = kept.data.select(mistakes["row"]).select_columns(texts).to_pandas()
-            table = mistakes.assign(**{name: rows[name] for name in texts})
-            if WHERE in table:  # such as "line 12" of the user's file
-                table["row"] = table.pop(WHERE)
-            table.map(defused).to_csv(mistaken, index=False)
-            wrong = int((scores.expected != scores.predicted).sum())
-            written["Mistakes"] = f"{mistaken} (the most confident {len(mistakes)} of {wrong:,})"
-        elif texts:
-            written["Mistakes"] = "none"
+        written |= _show_mistakes(output / "mistakes.csv", kept)
     return written
 
 
+def _show_confusion(path: Path, scores: ClassScores, title: str) -> dict[str, str]:
+    """Draw the confusion matrix, if the examples have one class each, and not too many."""
+    confusion = scores.confusion()
+    if confusion is None:
+        return {}
+    matrix, names = confusion
+    if len(names) > MAX_CLASSES:
+        message = f"not drawn for {len(names)} classes (at most {MAX_CLASSES})"
+        return {"Confusion matrix": message}
+    save_png(draw_confusion(matrix, names, title), path)
+    return {"Confusion matrix": str(path)}
+
+
+def _show_mistakes(path: Path, kept: Any) -> dict[str, str]:
+    """Write the most confident mistakes, with their texts, if the examples have texts."""
+    texts = []
+    for name, kind in kept.data.features.items():
+        if getattr(kind, "dtype", None) == "string":
+            texts.append(name)
+    if not texts:
+        return {}
+    mistakes = kept.scores.mistakes(MAX_MISTAKES)
+    if mistakes.empty:
+        return {"Mistakes": "none"}
+    rows = kept.data.select(mistakes["row"]).select_columns(texts).to_pandas()
+    for name in texts:
+        mistakes[name] = rows[name]
+    if WHERE in mistakes:  # such as "line 12" of the user's file
+        mistakes["row"] = mistakes.pop(WHERE)
+    mistakes.map(defused).to_csv(path, index=False)
+    wrong = int((kept.scores.expected != kept.scores.predicted).sum())
+    return {"Mistakes": f"{path} (the most confident {len(mistakes)} of {wrong:,})"}
+
+
 def _describe_scores(trainer: Any, results: Mapping[str, Any]) -> str:
-    """Return the scores of the kept weights, for validation and, if there is one, the test split."""
+    """Return the scores of the kept weights, for validation and any test split."""
     kept = trainer.kept
     if not kept:
         return "Not evaluated."
     which = "Last" if results["best_epoch"] is None else "Best"
-    of = f" of {trainer.state.num_train_epochs}" if float(kept["epoch"]).is_integer() else ""
+    epoch = f"{kept['epoch']:.4g}"
+    if float(kept["epoch"]).is_integer():
+        epoch += f" of {trainer.state.num_train_epochs}"
     chosen = results["chosen_by"].removeprefix("eval_")
-    scores = dict(
-        sorted(
-            results["best_scores"].items(), key=lambda item: (item[0] != chosen, item[0] == "loss")
-        )
-    )
-    lines = [f"{which} epoch: {kept['epoch']:.4g}{of}, with {format_scores(scores)} on validation"]
+    # The one that chose the epoch first, the loss last.
+    names = sorted(results["best_scores"], key=lambda name: (name != chosen, name == "loss"))
+    scores = {name: results["best_scores"][name] for name in names}
+    lines = [f"{which} epoch: {epoch}, with {format_scores(scores)} on validation"]
     if results.get("metrics"):
         lines.append(f"Metrics: {format_scores(results['metrics'])} on validation")
     test = results.get("test")
@@ -299,10 +326,11 @@ def _describe_scores(trainer: Any, results: Mapping[str, Any]) -> str:
 
 def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
     """Return the command that predicts for an example, which is shortened."""
-    texts = [_shorten(text) for text in ([example] if isinstance(example, str) else example)]
-    return shlex.join(
-        [*_tool(), "predict", str(adapter), *texts, *(["--pairs"] if len(texts) == 2 else [])]
-    )
+    texts = [example] if isinstance(example, str) else example
+    words = [*_tool(), "predict", str(adapter), *map(_shorten, texts)]
+    if len(texts) == 2:
+        words.append("--pairs")
+    return shlex.join(words)
 
 
 def push_command(adapter: Path) -> str:
@@ -314,9 +342,8 @@ def push_command(adapter: Path) -> str:
 
     if find_base(HoulsbyConfig.from_pretrained(adapter))[0] is None:
         return "its base model must be on the Hub, see docs/hub.md"
-    name = "-".join(
-        re.findall(r"\w+(?:\.\w+)*", adapter.resolve().parent.name, re.ASCII)
-    )  # as the Hub allows
+    words = re.findall(r"\w+(?:\.\w+)*", adapter.resolve().parent.name, re.ASCII)
+    name = "-".join(words)  # as the Hub allows
     return shlex.join([*_tool(), "push", str(adapter), name or "adapter"])
 
 
@@ -334,9 +361,8 @@ def _shorten(text: str) -> str:
     """Return the beginning of a text on one line, which a parser of arguments does not take for a
     flag.
     """
-    line = " ".join(
-        "".join(letter if letter.isprintable() else " " for letter in text).split()
-    ).lstrip("-")
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = " ".join(printable.split()).lstrip("-")
     if len(line) > _MAX_EXAMPLE:
         line = line[:_MAX_EXAMPLE].rpartition(" ")[0] or line[:_MAX_EXAMPLE]
     return line.strip() or "text"

@@ -32,32 +32,50 @@ def _zero_if_constant(score: Score) -> Score:
     """Return 0 where a correlation, which divides by both standard deviations, has no value."""
 
     def checked(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-        return (
-            0.0
-            if np.ptp(predictions) == 0 or np.ptp(references) == 0
-            else score(references, predictions)
-        )
+        if np.ptp(predictions) == 0 or np.ptp(references) == 0:
+            return 0.0
+        return score(references, predictions)
 
     return checked
 
 
+def _f1(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+    return float(f1_score(references, predictions, zero_division=0.0))
+
+
+def _pearson(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+    return float(pearsonr(references, predictions)[0])
+
+
+def _spearman(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+    return float(spearmanr(references, predictions)[0])
+
+
+def _r2(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+    return float(r2_score(references, predictions)) if len(references) > 1 else 0.0
+
+
+def _mean_absolute_error(
+    references: NDArray[np.float64], predictions: NDArray[np.float64]
+) -> float:
+    return float(np.abs(references - predictions).mean())
+
+
+def _root_mean_squared_error(
+    references: NDArray[np.float64], predictions: NDArray[np.float64]
+) -> float:
+    return float(np.sqrt(np.square(references - predictions).mean()))
+
+
 SCORES: dict[str, Score] = {
     "accuracy": accuracy_score,
-    "f1": lambda references, predictions: f1_score(references, predictions, zero_division=0.0),
+    "f1": _f1,
     "matthews_correlation": _zero_if_constant(matthews_corrcoef),
-    "pearson": _zero_if_constant(
-        lambda references, predictions: pearsonr(references, predictions)[0]
-    ),
-    "r2": lambda references, predictions: (
-        r2_score(references, predictions) if len(references) > 1 else 0.0
-    ),
-    "spearmanr": _zero_if_constant(
-        lambda references, predictions: spearmanr(references, predictions)[0]
-    ),
-    "mean_absolute_error": lambda references, predictions: np.abs(references - predictions).mean(),
-    "root_mean_squared_error": lambda references, predictions: np.sqrt(
-        np.square(references - predictions).mean()
-    ),
+    "pearson": _zero_if_constant(_pearson),
+    "r2": _r2,
+    "spearmanr": _zero_if_constant(_spearman),
+    "mean_absolute_error": _mean_absolute_error,
+    "root_mean_squared_error": _root_mean_squared_error,
 }
 
 
@@ -89,11 +107,19 @@ COLUMNS = {
 WNLI = {"WNLI": ("wnli", "accuracy")}
 _NAMES = {
     **{task: column for column, (task, _) in (COLUMNS | WNLI).items() if task != "mnli"},
-    "mnli": "MNLI", "squad": "SQuAD", "minimal_pairs": "generated sentences",
-    "matthews_correlation": "Matthews correlation", "f1": "F1", "exact_match": "exact match", "spearmanr":
-    "Spearman correlation", "pearson": "Pearson correlation", "matched_accuracy": "accuracy (matched)",
-    "mismatched_accuracy": "accuracy (mismatched)", "loss": "loss", "r2": "R²",
-}  # fmt: skip
+    "mnli": "MNLI",
+    "squad": "SQuAD",
+    "minimal_pairs": "generated sentences",
+    "matthews_correlation": "Matthews correlation",
+    "f1": "F1",
+    "exact_match": "exact match",
+    "spearmanr": "Spearman correlation",
+    "pearson": "Pearson correlation",
+    "matched_accuracy": "accuracy (matched)",
+    "mismatched_accuracy": "accuracy (mismatched)",
+    "loss": "loss",
+    "r2": "R²",
+}
 
 ByTask = Mapping[str, Mapping[str, float]]  # such as {"mrpc": {"f1": 89.5, "accuracy": 85.3}}
 
@@ -107,18 +133,26 @@ def mean_of_nine(scores: ByTask) -> float | None:
     """Return the mean of the papers' nine columns, with both of MNLI and without WNLI; None if one
     is missing.
     """
-    values = [scores.get(task, {}).get(name) for task, name in COLUMNS.values()]
-    return None if None in values else mean(values)
+    values = []
+    for task, name in COLUMNS.values():
+        value = scores.get(task, {}).get(name)
+        if value is None:
+            return None
+        values.append(value)
+    return mean(values)
 
 
 def server_average(scores: ByTask) -> float | None:
     """Return the average of GLUE's server: the mean over nine tasks, with WNLI, of the mean of each
-    task's scores.
+    task's scores; None if one is missing.
     """
-    values = [
-        [scores.get(task, {}).get(name) for name in names] for task, names in GLUE_TASKS.items()
-    ]
-    return None if any(None in task for task in values) else mean(mean(task) for task in values)
+    means = []
+    for task, names in GLUE_TASKS.items():
+        values = [scores.get(task, {}).get(name) for name in names]
+        if None in values:
+            return None
+        means.append(mean(values))
+    return mean(means)
 
 
 def format_scores(scores: Mapping[str, float]) -> str:
@@ -130,11 +164,9 @@ def defused(value: Any) -> Any:
     """Return a cell that a spreadsheet does not compute: one that begins as a formula gets an
     apostrophe before it.
     """
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value
 
 
 def check_finite(outputs: NDArray[np.float32]) -> None:
@@ -165,11 +197,8 @@ class ClassScores:
         """The scored classes that occur among the labels or the predictions, as in macro-F1."""
         if self.expected.ndim == 2:
             return np.flatnonzero((self.expected + self.predicted).any(axis=0)).tolist()
-        return [
-            number
-            for number in np.union1d(self.expected, self.predicted).tolist()
-            if number < self.scored
-        ]
+        numbers = np.union1d(self.expected, self.predicted)
+        return numbers[numbers < self.scored].tolist()
 
     def by_class(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, F1 and support of each present class; without any, an empty
@@ -180,11 +209,16 @@ class ClassScores:
         columns = precision_recall_fscore_support(
             self.expected, self.predicted, labels=self.present, zero_division=0.0
         )
-        names = ("precision", "recall", "f1", "support")
-        rows = zip(self.present, *(column.tolist() for column in columns), strict=True)
-        return {
-            self.names[number]: dict(zip(names, scores, strict=True)) for number, *scores in rows
-        }
+        by_class = {}
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for number, (precision, recall, f1, support) in zip(self.present, rows, strict=True):
+            by_class[self.names[number]] = {
+                "precision": precision,
+                "recall": recall,
+                "f1": f1,
+                "support": support,
+            }
+        return by_class
 
     def table(self) -> str:
         """Return scikit-learn's report of the present classes: of those with the lowest F1, if they
@@ -202,7 +236,8 @@ class ClassScores:
             zero_division=0.0,
         )
         header, _, *lines = report.rstrip().splitlines()
-        classes, averages = lines[: len(names)], [line for line in lines[len(names) :] if line]
+        classes = lines[: len(names)]
+        averages = [line for line in lines[len(names) :] if line]
         left_out = len(classes) - MAX_LISTED
         if left_out > 0:
             f1 = [scores["f1"] for scores in self.by_class().values()]
@@ -242,13 +277,12 @@ class ClassScores:
         is_right = self.expected == self.predicted
         table = pd.DataFrame({"confidence": self.confidence, "right": is_right, "examples": 1})
         number = np.minimum((self.confidence * bins).astype(int), bins - 1)
-        found = table.groupby(number).agg(
+        of_bins = table.groupby(number).agg(
             {"confidence": "mean", "right": "mean", "examples": "sum"}
         )
-        error = (found["examples"] * (found["confidence"] - found["right"]).abs()).sum() / max(
-            len(table), 1
-        )
-        return found, float(error)
+        distances = (of_bins["confidence"] - of_bins["right"]).abs()
+        error = (of_bins["examples"] * distances).sum() / max(len(table), 1)
+        return of_bins, float(error)
 
 
 @dataclass(frozen=True)

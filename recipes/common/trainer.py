@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +53,11 @@ def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the scores among the Trainer's metrics: without the prefix "eval_", the epoch and the
     times.
     """
-    return {
-        key.removeprefix("eval_"): value
-        for key, value in metrics.items()
-        if key != "epoch" and not key.endswith(_TIMES)
-    }
+    scores = {}
+    for name, value in metrics.items():
+        if name != "epoch" and not name.endswith(_TIMES):
+            scores[name.removeprefix("eval_")] = value
+    return scores
 
 
 def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, float]]:
@@ -67,16 +66,13 @@ def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, 
     """
     evaluations: dict[float, dict[str, float]] = {}
     for entry in log_history:
-        scores = without_times(
-            {key: value for key, value in entry.items() if key.startswith("eval_")}
-        )
+        scores = {name: value for name, value in entry.items() if name.startswith("eval_")}
         if scores:
-            moment = {
-                "epoch": entry["epoch"],
-                "step": entry["step"],
-                "seconds": entry[TRAIN_SECONDS],
-            }
-            evaluations.setdefault(entry["step"], moment).update(scores)
+            step = entry["step"]
+            evaluations.setdefault(
+                step, {"epoch": entry["epoch"], "step": step, "seconds": entry[TRAIN_SECONDS]}
+            )
+            evaluations[step] |= without_times(scores)
     return list(evaluations.values())
 
 
@@ -126,7 +122,8 @@ class RecipeTrainer(Trainer):
     ) -> None:
         super().__init__(*args, **kwargs)
         # In a notebook, the Trainer shows a table of its own.
-        if has_bar := self.pop_callback(ProgressCallback):
+        has_bar = self.pop_callback(ProgressCallback) is not None
+        if has_bar:
             self.add_callback(Bar())
         if has_bar or self.pop_callback(PrinterCallback):
             self.add_callback(Lines())
@@ -134,12 +131,10 @@ class RecipeTrainer(Trainer):
         self._of_test: tuple[Dataset[Any], PredictionOutput] | None = None
         self._of_validation: tuple[str, Dataset[Any], PredictionOutput] | None = None
         self.start = time.perf_counter()
-        self.saved_as = (
-            "adapter" if isinstance(self.model, PeftModel) else "model"
-        )  # a subfolder of the output folder
-        self.best_step: int | None = (
-            None  # whose weights the model has after training; None: those of the last step
-        )
+        # A subfolder of the output folder.
+        self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
+        # Whose weights the model has after training; None: those of the last step.
+        self.best_step: int | None = None
         # Counted before anything is sharded.
         self.trainable, self.total = PeftModel.get_nb_trainable_parameters(self.model)
         # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss
@@ -159,11 +154,9 @@ class RecipeTrainer(Trainer):
         """
         share = self.trainable / self.total
         log(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
-        if self.args.device.type == "cuda" and self.args.world_size < torch.cuda.device_count():
-            count = torch.cuda.device_count()
-            log(
-                f"{self.args.world_size} of {count} GPUs in use; for others, see docs/distributed.md"
-            )
+        used, gpus = self.args.world_size, torch.cuda.device_count()
+        if self.args.device.type == "cuda" and used < gpus:
+            log(f"{used} of {gpus} GPUs in use; for others, see docs/distributed.md")
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         if self.args.eval_strategy != "no" and not self.kept:
             self.evaluate()
@@ -171,14 +164,14 @@ class RecipeTrainer(Trainer):
 
     @property
     def kept(self) -> dict[str, float]:
-        """The evaluation of the weights that the model has after training, or {}, as in
-        scores_per_epoch.
+        """The evaluation of the weights that the model has after training, as in scores_per_epoch,
+        or {} without one.
         """
         step = self.state.global_step if self.best_step is None else self.best_step
-        return next(
-            (entry for entry in scores_per_epoch(self.state.log_history) if entry["step"] == step),
-            {},
-        )
+        for evaluation in scores_per_epoch(self.state.log_history):
+            if evaluation["step"] == step:
+                return evaluation
+        return {}
 
     @property
     def strategy(self) -> dict[str, str | int]:
@@ -186,11 +179,14 @@ class RecipeTrainer(Trainer):
         requested.
         """
         accelerator = self.accelerator
-        kind = "none" if accelerator.distributed_type is DistributedType.NO else "DDP"
         if accelerator.distributed_type is DistributedType.DEEPSPEED:
             kind = f"ZeRO-{accelerator.deepspeed_plugin.zero_stage}"
         elif accelerator.distributed_type is DistributedType.FSDP:
             kind = f"FSDP{accelerator.state.fsdp_plugin.fsdp_version}"
+        elif accelerator.distributed_type is DistributedType.NO:
+            kind = "none"
+        else:
+            kind = "DDP"
         return {
             "type": kind,
             "processes": accelerator.num_processes,
@@ -203,9 +199,9 @@ class RecipeTrainer(Trainer):
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not torch.isfinite(loss):
             raise RecipeError(
-                f"The loss is {loss.item()} at step {self.state.global_step + 1}, with the learning rate "
-                f"{self._get_learning_rate():.3g} of at most {self.args.learning_rate:g}: the training has diverged. "
-                "Lower --learning_rate."
+                f"The loss is {loss.item()} at step {self.state.global_step + 1}, with the "
+                f"learning rate {self._get_learning_rate():.3g} of at most "
+                f"{self.args.learning_rate:g}: the training has diverged. Lower --learning_rate."
             )
         return loss
 
@@ -213,19 +209,26 @@ class RecipeTrainer(Trainer):
         """Return whether an evaluation is the best so far; of equal scores, the one with the lower
         loss is better.
         """
-        best, step = self.state.best_metric, self.state.best_global_step
+        best = self.state.best_metric
         is_best = super()._determine_best_metric(metrics, trial)
         name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
-        if not is_best and metrics[name] == best:
-            loss = next((key for key in metrics if key.endswith("loss")), name)  # SQuAD has none
-            before = next(
-                entry[loss]
-                for entry in self.state.log_history
-                if entry["step"] == step and loss in entry
-            )
-            if is_best := metrics[loss] < before:
-                self.state.best_global_step = self.state.global_step
+        if is_best or metrics[name] != best:
+            return is_best
+        is_best = self._has_lower_loss(metrics)
+        if is_best:
+            self.state.best_global_step = self.state.global_step
         return is_best
+
+    def _has_lower_loss(self, metrics: dict[str, float]) -> bool:
+        """Return whether the loss of an evaluation is below the one of the best so far; SQuAD has
+        none.
+        """
+        for entry in self.state.log_history:
+            if entry["step"] == self.state.best_global_step:
+                for name in metrics:
+                    if name.endswith("loss") and name in entry:
+                        return metrics[name] < entry[name]
+        return False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as Trainer.log does; with the scores of an evaluation, also the time of the training
@@ -329,13 +332,11 @@ class RecipeTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
-        if isinstance(sampler, LengthGroupedSampler):
-            sampler.batch_size *= (
-                self.args.world_size
-            )  # the same order on another number of devices
-            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-            return _OrderOfEpoch(sampler, lambda: seed + int(self.state.epoch or 0))
-        return sampler
+        if not isinstance(sampler, LengthGroupedSampler):
+            return sampler
+        sampler.batch_size *= self.args.world_size  # the same order on another number of devices
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return _OrderOfEpoch(sampler, lambda: seed + int(self.state.epoch or 0))
 
     def _init_training_state(
         self, max_steps: int, steps_per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
@@ -352,19 +353,15 @@ class RecipeTrainer(Trainer):
         if checkpoint is None:
             return trained
         if self.state.best_global_step:
-            best = Path(
-                self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
-            )
-            self.state.best_model_checkpoint = str(best)
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+            self.state.best_model_checkpoint = str(Path(self.args.output_dir, name))
         is_over = self.state.global_step >= max_steps
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback):
-                callback.early_stopping_patience = (
-                    self.args.early_stopping_patience
-                )  # not the checkpoint's
-                is_over |= (
-                    callback.early_stopping_patience_counter >= callback.early_stopping_patience
-                )
+                # The command's patience, not the checkpoint's.
+                patience = self.args.early_stopping_patience
+                callback.early_stopping_patience = patience
+                is_over |= callback.early_stopping_patience_counter >= patience
         return (epochs, 0) if is_over else trained
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -401,10 +398,9 @@ class _Clock(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        known = (
-            entry[TRAIN_SECONDS] for entry in reversed(state.log_history) if TRAIN_SECONDS in entry
-        )
-        self.seconds = next(known, 0.0)  # of a run that resumes
+        self.seconds = 0.0
+        for entry in state.log_history:  # of a run that resumes
+            self.seconds = entry.get(TRAIN_SECONDS, self.seconds)
 
     def on_step_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -470,25 +466,29 @@ class Lines(TrainerCallback):
     def on_evaluate(
         self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Print the loss since the evaluation before, and the scores of this one during the
-        training.
-        """
+        """Print the loss since the previous evaluation, and the scores of this one, in training."""
         if not state.is_world_process_zero or not state.global_step:
             return
         moment = f"step {state.global_step:,} of {state.max_steps:,}"
         if state.epoch is not None and float(state.epoch).is_integer():
             moment = f"epoch {state.epoch:.0f} of {state.num_train_epochs}"
-        # Each logged loss is a mean over the steps since the one before.
-        losses = {entry["step"]: entry["loss"] for entry in state.log_history if "loss" in entry}
-        steps = [self._evaluated, *(step for step in losses if step > self._evaluated)]
-        shown = {}
-        if len(steps) > 1:
-            total = sum(losses[step] * (step - before) for before, step in pairwise(steps))
-            shown["loss"], self._evaluated = total / (steps[-1] - steps[0]), steps[-1]
-        scores = without_times(kwargs["metrics"])
-        shown |= {
-            "validation loss" if name == "loss" else name: score for name, score in scores.items()
-        }
+        shown = self._mean_loss(state)
+        for name, score in without_times(kwargs["metrics"]).items():
+            shown["validation loss" if name == "loss" else name] = score
         tqdm.write(f"{moment}: {format_scores(shown)}", file=sys.stdout)
         sys.stdout.flush()
         self._last_line = time.monotonic()
+
+    def _mean_loss(self, state: TrainerState) -> dict[str, float]:
+        """Return the mean loss of the steps since the previous evaluation, if it was logged."""
+        total, step = 0.0, self._evaluated
+        for entry in state.log_history:
+            if "loss" in entry and entry["step"] > step:
+                # Each logged loss is a mean over the steps since the one before.
+                total += entry["loss"] * (entry["step"] - step)
+                step = entry["step"]
+        if step == self._evaluated:
+            return {}
+        mean = total / (step - self._evaluated)
+        self._evaluated = step
+        return {"loss": mean}

@@ -117,7 +117,8 @@ def test_tags_are_lists_of_names(tmp_path):
     assert results_of(tmp_path / "run")["metrics"] == {"listed.tags": 48, "listed.sizes": 1}
 
 
-def test_answers_are_squads_dictionaries(encoder, tmp_path):
+def test_answers_are_squads_dictionaries(tmp_path):
+    encoder = save_tiny_encoder(tmp_path / "encoder", max_position_embeddings=128)
     sentence = SENTENCES[0].rstrip(".")
     answer = {"text": [sentence.split()[1]], "answer_start": [sentence.index(sentence.split()[1])]}
     rows = {
