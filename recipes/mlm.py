@@ -227,8 +227,9 @@ def load_head(saved: Saved) -> None:
         model.load_state_dict(load_file(file), strict=False)
     elif isinstance(saved.model, PeftModel) and not has_head(model.name_or_path):
         raise RecipeError(
-            f"The loss of an adapter needs the head for masked words that was trained with it; {saved.name} lacks "
-            f"{HEAD_FILE}, which a push to the Hub leaves out. Evaluate the run's own folder."
+            "The loss of an adapter needs the head for masked words that was trained with it; "
+            f"{saved.name} lacks {HEAD_FILE}, which a push to the Hub leaves out. Evaluate the "
+            "run's own folder."
         )
 
 

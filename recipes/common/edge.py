@@ -25,7 +25,7 @@ _NOISE = (
 
 
 class RecipeError(Exception):
-    """A wrong flag, file or value. The message states the rule, the value received and the remedy."""
+    """A wrong flag, file or value. The message states the rule, what was received and the remedy."""
 
 
 def log(message: str, file: TextIO | None = None) -> None:
@@ -35,7 +35,7 @@ def log(message: str, file: TextIO | None = None) -> None:
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Return whether a name cannot be a name on the Hub, or a file or folder of that name exists."""
+    """Return whether a name cannot be one on the Hub, or a file or folder of that name exists."""
     path = Path(name)
     return path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
 
@@ -51,31 +51,42 @@ def end_with_one_line(main: Callable[[], Any]) -> Any:
         os.environ[DEBUG] = "1"
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
+    _quieten_libraries()
+    try:
+        return main()
+    except KeyboardInterrupt:
+        log(f"\nInterrupted. {RESUMES}", sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except _Terminated as error:
+        log(f"\nInterrupted. {RESUMES}", sys.stderr)
+        sys.exit(error.code)
+    except Exception as error:
+        line = _one_line(error)
+        if line is None or os.environ.get(DEBUG):
+            raise
+        sys.exit(line)
+
+
+def _quieten_libraries() -> None:
     for text in _NOISE:
         warnings.filterwarnings("ignore", re.escape(text), FutureWarning)
     # accelerate imports DeepSpeed wherever it is installed.
-    if "ACCELERATE_USE_DEEPSPEED" not in os.environ and not any(
-        "--deepspeed" in word for word in sys.argv
-    ):
+    is_asked_for = any("--deepspeed" in word for word in sys.argv)
+    if "ACCELERATE_USE_DEEPSPEED" not in os.environ and not is_asked_for:
         logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
-    try:
-        return main()
-    except (KeyboardInterrupt, _Terminated) as error:
-        log(f"\nInterrupted. {RESUMES}", sys.stderr)
-        sys.exit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT)
-    except Exception as error:
-        # Ours state the remedy; with the others, libraries report wrong values, files and
-        # downloads.
-        is_ours = isinstance(error, RecipeError) or type(error).__module__.startswith(
-            "houlsby_peft"
-        )
-        if os.environ.get(DEBUG) or not (
-            is_ours or isinstance(error, (ValueError, OSError, ImportError))
-        ):
-            raise
-        sys.exit(
-            f"error: {' '.join(str(error).split())}{'' if is_ours else ' (--debug shows where)'}"
-        )
+
+
+def _one_line(error: Exception) -> str | None:
+    """Return the line that a known error ends a recipe with, or None.
+
+    Ours state the remedy. With the others, libraries report wrong values, files and downloads.
+    """
+    text = f"error: {' '.join(str(error).split())}"
+    if isinstance(error, RecipeError) or type(error).__module__.startswith("houlsby_peft"):
+        return text
+    if isinstance(error, (ValueError, OSError, ImportError)):
+        return f"{text} (--debug shows where)"
+    return None
 
 
 class _Terminated(SystemExit):

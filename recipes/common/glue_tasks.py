@@ -60,8 +60,10 @@ class GlueTask(Task):
         names = (*TASK_SCORES[self.name], "loss")
         if len(self.validation_splits) == 1:
             return names
-        splits = (split.removeprefix("validation_") for split in self.validation_splits)
-        return tuple(f"{split}_{name}" for split in splits for name in names)
+        of_splits: list[str] = []
+        for split in self.validation_splits:
+            of_splits += [f"{split.removeprefix('validation_')}_{name}" for name in names]
+        return tuple(of_splits)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
         """Return the task's scores (Wang et al. 2018, arXiv 1804.07461) of logits or, for a
@@ -72,11 +74,12 @@ class GlueTask(Task):
         """
         outputs = evaluation.predictions
         check_finite(outputs)
-        predicted = (outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)).astype(
-            np.float64
-        )
-        expected = evaluation.label_ids.astype(np.float64)
-        return {name: float(SCORES[name](expected, predicted)) for name in TASK_SCORES[self.name]}
+        predicted = outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)
+        scores = {}
+        for name in TASK_SCORES[self.name]:
+            expected = evaluation.label_ids.astype(np.float64)
+            scores[name] = float(SCORES[name](expected, predicted.astype(np.float64)))
+        return scores
 
     def load(
         self, data_dir: str | None, trains: bool = True, max_train_samples: int | None = None
@@ -112,19 +115,28 @@ class GlueTask(Task):
         if not self.predicts:
             return
         for name, test_set in TEST_SETS.items():
-            is_missing = (
-                self.data_dir and not (Path(self.data_dir).expanduser() / test_set.source).is_dir()
-            )
-            if test_set.task == self.name and not (name == "AX" and is_missing):
-                data = _read(test_set.source, test_set.split, self.data_dir)
-                check_columns(data, f"{test_set.source} {test_set.split}", self.text_columns)
-                texts = data.select_columns(list(self.text_columns))
-                encoded = self.encode(texts, name, trainer.processing_class, self.max_length)
-                outputs = trainer.predict(encoded, metric_key_prefix="submission").predictions
+            if test_set.task == self.name and not (name == "AX" and self._lacks(test_set.source)):
+                outputs = self._predict(name, test_set, trainer)
                 if trainer.is_world_process_zero():
                     path = Path(trainer.args.output_dir, "submission", f"{name}.tsv")
                     write_atomically(path, test_set.table(outputs).to_csv(sep="\t", index=False))
                     print(f"{path}: {len(outputs):,} predictions")
+
+    def _lacks(self, source: str) -> bool:
+        """Return whether a local data set is not at hand."""
+        if self.data_dir is None:
+            return False
+        return not (Path(self.data_dir).expanduser() / source).is_dir()
+
+    def _predict(
+        self, name: str, test_set: "TestSet", trainer: RecipeTrainer
+    ) -> NDArray[np.floating]:
+        """Return the outputs for a test set, (rows, classes)."""
+        data = _read(test_set.source, test_set.split, self.data_dir)
+        check_columns(data, f"{test_set.source} {test_set.split}", self.text_columns)
+        texts = data.select_columns(list(self.text_columns))
+        rows = self.encode(texts, name, trainer.processing_class, self.max_length)
+        return trainer.predict(rows, metric_key_prefix="submission").predictions
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
         address = {} if self.data_dir else {"id": HUB_DATASET, "config": self.name}
@@ -137,43 +149,52 @@ _SENTENCES = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _MNLI = ("entailment", "neutral", "contradiction")
 TASKS = {
-    name: GlueTask(name=name, text_columns=columns, labels=labels)
-    for name, columns, labels in (
-        ("cola", ("sentence",), ("unacceptable", "acceptable")),
-        ("sst2", ("sentence",), ("negative", "positive")),
-        ("mrpc", _SENTENCES, ("not_equivalent", "equivalent")),
-        ("stsb", _SENTENCES, ("similarity",)),
-        ("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
-        ("mnli", ("premise", "hypothesis"), _MNLI),
-        ("qnli", ("question", "sentence"), _ENTAILMENT),
-        ("rte", _SENTENCES, _ENTAILMENT),
-        ("wnli", _SENTENCES, ("not_entailment", "entailment")),
+    task.name: task
+    for task in (
+        GlueTask(name="cola", text_columns=("sentence",), labels=("unacceptable", "acceptable")),
+        GlueTask(name="sst2", text_columns=("sentence",), labels=("negative", "positive")),
+        GlueTask(name="mrpc", text_columns=_SENTENCES, labels=("not_equivalent", "equivalent")),
+        GlueTask(name="stsb", text_columns=_SENTENCES, labels=("similarity",)),
+        GlueTask(
+            name="qqp",
+            text_columns=("question1", "question2"),
+            labels=("not_duplicate", "duplicate"),
+        ),
+        GlueTask(
+            name="mnli",
+            text_columns=("premise", "hypothesis"),
+            labels=_MNLI,
+            validation_splits=("validation_matched", "validation_mismatched"),
+        ),
+        GlueTask(name="qnli", text_columns=("question", "sentence"), labels=_ENTAILMENT),
+        GlueTask(name="rte", text_columns=_SENTENCES, labels=_ENTAILMENT),
+        GlueTask(name="wnli", text_columns=_SENTENCES, labels=("not_entailment", "entailment")),
     )
 }
-TASKS["mnli"].validation_splits = ("validation_matched", "validation_mismatched")
 
 
 def find_tasks(arguments: "GlueArguments") -> list[GlueTask]:
     """Return the task that a command line names, or GLUE's nine for "all"."""
-    names = TASKS if arguments.task == ALL else [arguments.task]
-    options = {"data_dir": arguments.data_dir, "predicts": arguments.predict}
-    return [replace(TASKS[name], **options) for name in names]
+    tasks = []
+    for name in TASKS if arguments.task == ALL else [arguments.task]:
+        task = replace(TASKS[name], data_dir=arguments.data_dir, predicts=arguments.predict)
+        tasks.append(task)
+    return tasks
 
 
 def numeric_labels(data: Dataset, name: str, labels: Sequence[str]) -> Dataset:
     """Return the split `name` with numbers of classes or, with one label, scores in the column
     `label`.
     """
-    has_classes = len(labels) > 1
-    highest = len(labels) - 1 if has_classes else HIGHEST
-    data = data.cast_column(
-        "label", ClassLabel(names=[*labels]) if has_classes else Value("float32")
-    )
+    kind, highest = Value("float32"), HIGHEST
+    if len(labels) > 1:
+        kind, highest = ClassLabel(names=[*labels]), len(labels) - 1
+    data = data.cast_column("label", kind)
     for row, label in enumerate(data["label"]):
         if label is None or not 0 <= label <= highest:
             raise RecipeError(
-                f"{name}: label must be from 0 to {highest:g}, {locate(data, row)} has {label}. Unlabelled rows (-1) "
-                "can neither train nor score a model: leave them out."
+                f"{name}: label must be from 0 to {highest:g}, {locate(data, row)} has {label}. "
+                "Unlabelled rows (-1) can neither train nor score a model: leave them out."
             )
     return data
 
@@ -213,22 +234,29 @@ def parse_arguments(
     arguments, _, _, training = command
     tasks = find_tasks(arguments)
     if arguments.data_dir is not None:
-        folder = Path(arguments.data_dir).expanduser()
-        needed = [task.name for task in tasks]
-        if arguments.predict:  # a run would miss its test set only at its end
-            for_tasks = [
-                (one.source, one.split) for one in TEST_SETS.values() if one.task in needed
-            ]
-            needed += [f"{source}/{split}.parquet" for source, split in for_tasks
-                       if source != "ax" and not find_split(folder / source, split)]  # fmt: skip
-        if missing := [name for name in needed if not (folder / name).is_dir()]:
-            raise RecipeError(
-                f"--data_dir must hold a folder per task and, for --predict, its test set; {folder} has no "
-                f"{missing[0]}. Add it."
-            )
+        _check_folders(Path(arguments.data_dir).expanduser(), tasks)
     for task in tasks:
         training.choosing_by(task.scores, training.output_dir)
     return command
+
+
+def _check_folders(folder: Path, tasks: Sequence[GlueTask]) -> None:
+    """Raise RecipeError if the data of a task is missing, or a test set that is to be predicted: a
+    run would miss that only at its end.
+    """
+    missing = []
+    for task in tasks:
+        if not (folder / task.name).is_dir():
+            missing.append(task.name)
+        for test_set in TEST_SETS.values():
+            is_needed = task.predicts and test_set.task == task.name and test_set.source != "ax"
+            if is_needed and not find_split(folder / test_set.source, test_set.split):
+                missing.append(f"{test_set.source}/{test_set.split}.parquet")
+    if missing:
+        raise RecipeError(
+            "--data_dir must hold a folder per task and, for --predict, its test set; "
+            f"{folder} has no {missing[0]}. Add it."
+        )
 
 
 @dataclass(frozen=True)

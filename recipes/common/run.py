@@ -5,7 +5,6 @@ This file imports no PyTorch, so that sweep.py and study_table.py start in a mom
 
 import fcntl
 import json
-import math
 import os
 import platform
 import shlex
@@ -24,58 +23,53 @@ EVALUATION = "evaluation"  # a subfolder, so that the files of a run remain
 SAVED = ("adapter", "model")  # the subfolders for the kept weights
 COMPLETE = "complete"  # a file that each checkpoint gets last
 CHECKPOINT = "checkpoint"  # how the names of checkpoints begin, before the step
-MOMENT = (
-    "epoch",
-    "step",
-    "seconds",
-)  # of the training, at which the scores of an evaluation were computed
+# Of the training, at which the scores of an evaluation were computed.
+MOMENT = ("epoch", "step", "seconds")
 WHERE = "(where)"  # a column that every data set gets: where each example is, such as "line 12"
-CONTENT = (
-    "content"  # the entry of ARGUMENTS_FILE and RESULTS_FILE that describes the files of a run
-)
+# The entry of ARGUMENTS_FILE and RESULTS_FILE that describes the files of a run.
+CONTENT = "content"
 # What belongs to a run, besides its checkpoints and its weights, which the new run may start from.
 MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 # Arguments that do not change what is learned.
 FREE = {
-    *(
-        "output_dir",
-        "overwrite_output_dir",
-        "resume_from_checkpoint",
-        "predict",
-        "metric",
-        "disable_tqdm",
-        "report_to",
-    ),
-    *(
-        "run_name",
-        "project",
-        "push_to_hub",
-        "ddp_timeout",
-        "skip_memory_metrics",
-        "use_cpu",
-    ),
-    *("do_train", "do_eval", "do_predict", "evaluate", "fsdp", "accelerator_config", "tasks"),
+    "accelerator_config",
+    "ddp_timeout",
+    "disable_tqdm",
+    "do_eval",
+    "do_predict",
+    "do_train",
+    "evaluate",
+    "fsdp",
+    "metric",
+    "output_dir",
+    "overwrite_output_dir",
+    "predict",
+    "project",
+    "push_to_hub",
+    "report_to",
+    "resume_from_checkpoint",
+    "run_name",
+    "skip_memory_metrics",
+    "tasks",
+    "use_cpu",
 }
 FREE_BEGINNINGS = (
-    *(
-        "hub_",
-        "log_",
-        "logging_",
-        "trackio_",
-        "per_device_eval",
-        "torch_compile",
-        "deepspeed",
-        "fsdp_",
-        "save_",
-    ),
-    *("dataloader_num", "dataloader_p", "dataloader_m"),  # but not drop_last and in_order
+    "dataloader_num",  # but not drop_last and in_order
+    "dataloader_p",
+    "dataloader_m",
+    "deepspeed",
+    "fsdp_",
+    "hub_",
+    "log_",
+    "logging_",
+    "per_device_eval",
+    "save_",
+    "torch_compile",
+    "trackio_",
 )
-# Arguments that name data, whose content is compared instead where it is known; then those that may
-# name a folder.
-OF_DATA, OF_FOLDERS = (
-    ("data", "data_dir", "validation_file", "test_file"),
-    ("model_name", "init_adapter"),
-)
+# Arguments that name data, whose content is compared instead where it is known.
+OF_DATA = ("data", "data_dir", "validation_file", "test_file")
+OF_FOLDERS = ("model_name", "init_adapter")  # arguments that may name a folder
 # What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so
 # far, the data.
 _RESTORED = (
@@ -87,9 +81,9 @@ _RESTORED = (
     "metric_for_best_model",
     "data of ",
 )
-_SAMPLED = (
-    1 << 26
-)  # bytes of a file that are read for its fingerprint; of a larger one half of it at either end
+# Bytes of a file that are read for its fingerprint; of a larger one half of it at either end.
+_SAMPLED = 1 << 26
+FINGERPRINTED = (".json", ".safetensors", ".bin", ".txt", ".model")  # files of a model's folder
 _LISTED = 3  # differences in a message
 
 
@@ -106,33 +100,31 @@ class Run:
 
     def __init__(self, command: Any, files: Mapping[str, Path]) -> None:
         self.flags, self.defaults = flags_of(command), defaults_of(command)
-        arguments, world_size = self.flags, command.training.world_size
-        self.folder, self.starts_over = (
-            Path(arguments["output_dir"]),
-            arguments["overwrite_output_dir"],
-        )
-        self.content = describe_content(files, arguments)
-        self.arguments = by_rows_per_step(arguments, world_size) | {CONTENT: self.content}
+        self.folder = Path(self.flags["output_dir"])
+        self.starts_over = self.flags["overwrite_output_dir"]
+        self.content = describe_content(files, self.flags)
+        self.arguments = by_rows_per_step(self.flags, command.training.world_size)
+        self.arguments[CONTENT] = self.content
         self.results: dict[str, Any] | None = None
-        before, found = (
-            read_object(self.folder / ARGUMENTS_FILE),
-            read_object(self.folder / RESULTS_FILE),
-        )
-        self.changed = differences(before, self.arguments) if before else {}
-        self.is_begun = bool(found or checkpoints(self.folder))
-        if self.starts_over or arguments["resume_from_checkpoint"] is not None:
+        previous = read_object(self.folder / ARGUMENTS_FILE)
+        results = read_object(self.folder / RESULTS_FILE)
+        self.changed = differences(previous, self.arguments) if previous else {}
+        self.is_begun = bool(results or checkpoints(self.folder))
+        if self.starts_over or self.flags["resume_from_checkpoint"] is not None:
             return
-        if found and before and not self.changed:
+        if not previous:
+            self.changed = {ARGUMENTS_FILE: "is missing"}
+        if results and not self.changed:
             log(
-                f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it on other data."
+                f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it "
+                "on other data."
             )
-            self.results = found
-        elif self.is_begun and (self.changed or not before):
-            changed = self.changed or {ARGUMENTS_FILE: "is missing"}
+            self.results = results
+        elif self.is_begun and self.changed:
             raise RecipeError(
-                f"{self.folder} holds a run with other arguments or data: {_list(changed)}. Give another "
-                "--output_dir, --overwrite_output_dir to start over, or --resume_from_checkpoint last to resume with "
-                "the new ones."
+                f"{self.folder} holds a run with other arguments or data: {_list(self.changed)}. "
+                "Give another --output_dir, --overwrite_output_dir to start over, or "
+                "--resume_from_checkpoint last to resume with the new ones."
             )
 
     def start(self) -> str | None:
@@ -142,27 +134,40 @@ class Run:
         What a run before it has made is deleted, except for its weights.
         """
         lock(self.folder)
-        checkpoint: str | None = None
-        if self.starts_over:
-            for path in checkpoints(self.folder):
+        checkpoint = self._find_checkpoint()
+        for name in MADE:
+            path = self.folder / name
+            if path.is_dir():
                 shutil.rmtree(path)
-        elif self.is_begun:
-            checkpoint = last_checkpoint(self.folder)
-            if checkpoint is None:
-                log(f"{self.folder} has no checkpoint to resume from: the run starts over.")
-        restored = {
-            name: change for name, change in self.changed.items() if name.startswith(_RESTORED)
-        }
-        if checkpoint and restored:
-            raise RecipeError(
-                f"{checkpoint} restores the optimizer, its learning rate and the best score on its data, which must "
-                f"stay the same: {_list(restored)}. Give the old ones, or --overwrite_output_dir to start over."
-            )
-        for path in (self.folder / name for name in MADE):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            else:
+                path.unlink(missing_ok=True)
         write_json(self.folder / ARGUMENTS_FILE, self.arguments)
         if checkpoint:
             log(f"Resuming from {checkpoint}.")
+        return checkpoint
+
+    def _find_checkpoint(self) -> str | None:
+        """Return the checkpoint to resume from; delete all of them to start over."""
+        if self.starts_over:
+            for path in checkpoints(self.folder):
+                shutil.rmtree(path)
+            return None
+        if not self.is_begun:
+            return None
+        checkpoint = last_checkpoint(self.folder)
+        if checkpoint is None:
+            log(f"{self.folder} has no checkpoint to resume from: the run starts over.")
+            return None
+        restored = {}
+        for name, change in self.changed.items():
+            if name.startswith(_RESTORED):
+                restored[name] = change
+        if restored:
+            raise RecipeError(
+                f"{checkpoint} restores the optimizer, its learning rate and the best score on its "
+                f"data, which must stay the same: {_list(restored)}. Give the old ones, or "
+                "--overwrite_output_dir to start over."
+            )
         return checkpoint
 
     def describe_adapter(self) -> dict[str, int]:
@@ -205,11 +210,11 @@ def by_rows_per_step(arguments: Mapping[str, Any], processes: int) -> dict[str, 
     """Return arguments with the rows of a step, in place of on how many devices and in how many
     parts they are.
     """
-    parts = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    rows = processes * math.prod(arguments.get(name) or 1 for name in parts)
-    return {name: value for name, value in arguments.items() if name not in parts} | {
-        "rows_per_step": rows
-    }
+    by_rows = dict(arguments)
+    batch = by_rows.pop("per_device_train_batch_size", None) or 1
+    steps = by_rows.pop("gradient_accumulation_steps", None) or 1
+    by_rows["rows_per_step"] = processes * batch * steps
+    return by_rows
 
 
 def lower_is_better(score: str) -> bool:
@@ -222,38 +227,45 @@ def is_free(name: str) -> bool:
     return name in FREE or name.startswith(FREE_BEGINNINGS)
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, str]:
     """Return what differs between the arguments of two runs and changes what is learned, as "was A,
     is B" by name.
 
     Arguments that only one of them has are left out: versions of a library may know more or fewer.
+    Files are compared by their content where it is known of both.
     """
-    were, are = before.get(CONTENT, {}), now.get(CONTENT, {})
-    known = were.keys() & are.keys()
-    compared = {*known, *(OF_DATA if "train" in known else ())}  # by their content
-    found = {}
-    for name in sorted((before.keys() & now.keys()) - {CONTENT} - compared):
-        if before[name] != now[name] and not is_free(name):
-            found[name] = f"was {before[name]!r}, is {now[name]!r}"
-    if "train" in known:
-        known |= (were.keys() | are.keys()) - {*OF_FOLDERS}
-    for name in sorted(known - {"test"}):
+    were, are = previous.get(CONTENT, {}), current.get(CONTENT, {})
+    files = were.keys() & are.keys()
+    names = (previous.keys() & current.keys()) - {CONTENT} - files
+    if "train" in files:
+        names -= {*OF_DATA}
+        files |= (were.keys() | are.keys()) - {*OF_FOLDERS}
+    changes = {}
+    for name in sorted(names):
+        if previous[name] != current[name] and not is_free(name):
+            changes[name] = f"was {previous[name]!r}, is {current[name]!r}"
+    for name in sorted(files - {"test"}):
         if were.get(name, {}).get("sum") != are.get(name, {}).get("sum"):
-            found[f"{name}'s content" if name in OF_FOLDERS else f"data of {name}"] = "has changed"
-    return found
+            subject = f"{name}'s content" if name in OF_FOLDERS else f"data of {name}"
+            changes[subject] = "has changed"
+    return changes
 
 
 def describe_content(
-    files: Mapping[str, Path], folders: Mapping[str, Any]
+    files: Mapping[str, Path], arguments: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the paths and the fingerprints of files, and of those of the named folders that exist."""
-    paths = {
-        name: Path(str(value)).expanduser()
-        for name, value in folders.items()
-        if name in OF_FOLDERS and value
-    }
-    existing = {name: path for name, path in {**files, **paths}.items() if path.exists()}
-    return {name: {"path": str(path), "sum": fingerprint(path)} for name, path in existing.items()}
+    """Return the paths and the fingerprints of the files and folders of a run that exist: its data,
+    and what `arguments` name in OF_FOLDERS.
+    """
+    paths = dict(files)
+    for name, value in arguments.items():
+        if name in OF_FOLDERS and value:
+            paths[name] = Path(str(value)).expanduser()
+    content = {}
+    for name, path in paths.items():
+        if path.exists():
+            content[name] = {"path": str(path), "sum": fingerprint(path)}
+    return content
 
 
 def fingerprint(path: Path) -> str:
@@ -263,18 +275,22 @@ def fingerprint(path: Path) -> str:
     Cards and logs, which change without changing the model, are left out. Of a file of more than 64
     MB, both ends are read.
     """
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    if path.is_file():
+        return f"{_add_to_checksum(0, path, name=''):08x}"
     total = 0
-    for file in files:
-        if path.is_file() or file.suffix in (".json", ".safetensors", ".bin", ".txt", ".model"):
-            total = zlib.crc32(
-                f"{'' if path.is_file() else file.name} {file.stat().st_size}".encode(), total
-            )
-            with file.open("rb") as opened:
-                total = zlib.crc32(opened.read(_SAMPLED // 2), total)
-                opened.seek(max(opened.tell(), file.stat().st_size - _SAMPLED // 2))
-                total = zlib.crc32(opened.read(), total)
+    for file in sorted(path.iterdir()):
+        if file.is_file() and file.suffix in FINGERPRINTED:
+            total = _add_to_checksum(total, file, file.name)
     return f"{total:08x}"
+
+
+def _add_to_checksum(total: int, file: Path, name: str) -> int:
+    size = file.stat().st_size
+    total = zlib.crc32(f"{name} {size}".encode(), total)
+    with file.open("rb") as opened:
+        total = zlib.crc32(opened.read(_SAMPLED // 2), total)
+        opened.seek(max(opened.tell(), size - _SAMPLED // 2))
+        return zlib.crc32(opened.read(), total)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -301,7 +317,10 @@ def find_saved(folder: Path) -> Path | None:
     """Return the adapter or the model that a run has saved in its folder, or None if there is
     neither.
     """
-    return next((folder / name for name in SAVED if (folder / name).is_dir()), None)
+    for name in SAVED:
+        if (folder / name).is_dir():
+            return folder / name
+    return None
 
 
 def find_evaluated(name: str | None, training: Any) -> str | None:
@@ -348,35 +367,39 @@ def hardware() -> str:
     import torch
 
     if torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        return (
-            f"{count} x {torch.cuda.get_device_name()}"
-            if count > 1
-            else torch.cuda.get_device_name()
-        )
+        count, name = torch.cuda.device_count(), torch.cuda.get_device_name()
+        return f"{count} x {name}" if count > 1 else str(name)
+    name, threads = _processor(), torch.get_num_threads()
+    return f"{name}, {threads} threads" if threads > 1 else f"{name}, 1 thread"
+
+
+def _processor() -> str:
     # On Linux only this file has the processor's name.
     information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    threads = torch.get_num_threads()
-    return f"{next(names, platform.machine())}, {threads} thread{'s' if threads > 1 else ''}"
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def command_line(argv: Sequence[str], token: str | None = None) -> str:
     """Return the command line of a recipe as others may see it: without the token, and without the
     folders in absolute paths, which often contain a name.
     """
-    script, *words = (word.replace(token, "TOKEN") if token else word for word in argv)
-    parts = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
-    words = [
-        "".join((*start, Path(value).name if Path(value).is_absolute() else value))
-        for *start, value in parts
-    ]
-    launcher = (
-        ["accelerate", "launch"] if "ACCELERATE_MIXED_PRECISION" in os.environ else ["python"]
-    )
-    folder = "recipes/studies" if Path(script).parent.name == "studies" else "recipes"
-    return shlex.join([*launcher, f"{folder}/{Path(script).name}", *words])
+    script, *words = argv
+    shown = []
+    for word in words:
+        if token:
+            word = word.replace(token, "TOKEN")
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if Path(value).is_absolute():
+            value = Path(value).name
+        shown.append(f"{flag}{equals}{value}")
+    launcher = ["python"]
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:
+        launcher = ["accelerate", "launch"]
+    return shlex.join([*launcher, f"recipes/{Path(script).name}", *shown])
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -403,7 +426,7 @@ def write_json(path: Path, content: Mapping[str, Any] | Iterable[Any]) -> None:
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
-def _list(changed: Mapping[str, str]) -> str:
-    listed = [f"{name} {change}" for name, change in changed.items()]
-    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return f"{', '.join(listed[:_LISTED])}{more}"
+def _list(changes: Mapping[str, str]) -> str:
+    listed = [f"{name} {change}" for name, change in changes.items()]
+    text = ", ".join(listed[:_LISTED])
+    return f"{text} and {len(listed) - _LISTED} more" if len(listed) > _LISTED else text
