@@ -16,6 +16,7 @@ from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
 from .errors import shortened
+from .option_values import POSITIONS, count, in_order, plain, refuse_other_names
 from .record import AdapterRecord, SavedState, numbered
 from .registration import houlsby_peft_type
 from .weights import read_json, read_shapes
@@ -23,7 +24,6 @@ from .weights import read_json, read_shapes
 
 # The kinds of adapters, which differ in what their branch is computed from; see `residual.py`.
 KINDS = ("houlsby", "pfeiffer", "parallel")
-POSITIONS = ("attention", "feed_forward", "cross_attention")
 # Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` starts with it nevertheless.
 PAPER_INIT_STD = 1e-2
 # The names of heads that PEFT's model classes add to `modules_to_save`, by task type.
@@ -42,23 +42,6 @@ _WITHOUT_SHAPE = {
     "problem_type",
     "trainable_token_indices",
     "two_layer_head",
-}
-# What other methods and libraries call an option, and what to use here.
-_OTHER_NAMES = {
-    "adapter_dropout": "use dropout",
-    "adapter_size": "use r",
-    "bias": "leave it out, as a bottleneck always trains its biases",
-    "bottleneck_dim": "use r",
-    "bottleneck_size": "use r",
-    "layers": "use layers_to_transform",
-    "leave_out": "use layers_to_transform, which names the layers to adapt",
-    "ln_after": "use train_layer_norm",
-    "ln_before": "use train_layer_norm",
-    "lora_alpha": "use scaling, which is the factor itself and not divided by r",
-    "lora_dropout": "use dropout",
-    "non_linearity": "use activation",
-    "rank": "use r",
-    "reduction_factor": "use r, which is the model's width divided by this factor",
 }
 
 
@@ -174,9 +157,7 @@ class HoulsbyConfig(PeftConfig):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> HoulsbyConfig:
         """Explain the options of other methods, for which Python's own error has no remedy."""
-        for name in kwargs:
-            if name in _OTHER_NAMES:
-                raise TypeError(f"HoulsbyConfig has no option {name!r}: {_OTHER_NAMES[name]}.")
+        refuse_other_names(kwargs)
         return super().__new__(cls)
 
     def __post_init__(self, recorded: dict[str, Any] | None) -> None:
@@ -184,9 +165,9 @@ class HoulsbyConfig(PeftConfig):
         self.peft_type = houlsby_peft_type()
         self.saved: SavedState | None = None
         for name in OPTIONS:
-            setattr(self, name, _plain(getattr(self, name)))
-        self.r, self.share_layers = _count(self.r), _count(self.share_layers)
-        self.positions = _in_order(self.positions, self.kind)
+            setattr(self, name, plain(getattr(self, name)))
+        self.r, self.share_layers = count(self.r), count(self.share_layers)
+        self.positions = in_order(self.positions, self.kind)
         if self.rank_pattern is None:
             self.rank_pattern = {}
         if isinstance(self.id2label, dict):
@@ -365,32 +346,3 @@ OPTIONS = {option.name for option in fields(HoulsbyConfig)} - {
 }
 SHAPE_OPTIONS = sorted(OPTIONS - _WITHOUT_SHAPE)
 _TYPES = get_annotations(HoulsbyConfig, eval_str=True)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it: of NumPy's numbers and arrays, Python's; of sets, lists."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        value = sorted(value)
-    if isinstance(value, (list, tuple, range)):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _count(value: Any) -> Any:
-    """Return a whole number of another type, as a search or JSON may give it, as an int."""
-    is_whole = isinstance(value, float) and value.is_integer()
-    return int(value) if is_whole else value
-
-
-def _in_order(positions: Any, kind: str) -> Any:
-    """Return positions in their order in a layer; by default, those of the kind's publication."""
-    if positions is None:
-        return ("attention", "feed_forward") if kind == "houlsby" else ("feed_forward",)
-    if not isinstance(positions, (list, tuple)):
-        positions = [positions]
-    unknown = [name for name in positions if name not in POSITIONS]
-    return (*(name for name in POSITIONS if name in positions), *unknown)
