@@ -315,14 +315,13 @@ class HoulsbyModel(BaseTuner):
         well. The new adapter is not activated.
 
         Args:
-            adapters: Names of adapters with the same options, places and shapes.
+            adapters: Names of adapters with equal options, places and sharing.
             weights: Their coefficients, which may be negative and need not sum to 1.
             adapter_name: Name of the new adapter.
 
         Raises:
             ValueError: The name is taken, the numbers of names and coefficients differ, the
-                adapters are not alike, or their combination is not finite.
-            RuntimeError: Bottlenecks or heads at the same place have different shapes.
+                adapters are not equal in this sense, or their combination is not finite.
         """
         from .derive.combine import combine  # which stands above this module
 

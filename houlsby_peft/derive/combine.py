@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,90 +10,89 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
 from ..config import SHAPE_OPTIONS, HoulsbyConfig
-from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
-from ..placement.places import View, find_places
-from ..record import AdapterRecord, Place, fold_places
+from ..layer import HoulsbyLayer
+from ..placement.places import find_places
+from ..record import AdapterRecord, Place
 from ..registration import PREFIX
 
 
-# Options that say where and how large bottlenecks are. Combined adapters may differ in these alone.
-_OF_PLACES = {"r", "rank_pattern", "positions", "layers_to_transform", "layers_pattern", "share_layers"} | {
-    "target_modules", "exclude_modules", "train_layer_norm", "invertible_reduction_factor"
-}  # fmt: skip
+# Options that select places. Adapters with the same places may have come to them in other ways.
+_SELECTING_PLACES = {
+    "rank_pattern",
+    "positions",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "train_layer_norm",
+}
 
 
 def combine(
     tuner: Any, adapters: Sequence[str], weights: Sequence[float], adapter_name: str
 ) -> None:
-    """Add an adapter that combines other adapters; see `HoulsbyModel.add_weighted_adapter`."""
-    model: Any = tuner.model
-    configs: list[Any] = [tuner.peft_config[name] for name in adapters]
-    records = [tuner.records[name] for name in adapters]
-    _check_alike(adapters, configs, records)
-    base_norms = {
-        f"{key}.{PREFIX}norm.{part}": weight
-        for key, layer in _layers(model, HoulsbyLayerNorm)
-        for part, weight in layer.base_layer.state_dict().items()
-    }
-    states = [base_norms | weights_of(model, name) for name in adapters]
-    combined: dict[str, torch.Tensor] = {}
-    for key in dict.fromkeys(chain(*states)):
-        terms = [
-            (state[key], weight)
-            for state, weight in zip(states, weights, strict=True)
-            if key in state
-        ]
-        first = combined[key] = terms[0][0]
-        if (
-            first.is_floating_point()
-        ):  # counts, such as a batch norm's, stay those of the first adapter
-            # In half precision, rounding errors of the sum can exceed the differences between the
-            # adapters.
-            wide = torch.promote_types(first.dtype, torch.float32)
-            combined[key] = torch.stack([weight * tensor.to(wide) for tensor, weight in terms]).sum(
-                dim=0
+    """Add an adapter that combines equal ones; see `HoulsbyModel.add_weighted_adapter`."""
+    first = adapters[0]
+    for name in adapters:
+        difference = _find_difference(tuner, first, name)
+        if difference is not None:
+            raise ValueError(
+                "Only adapters with equal options, places and sharing can be combined; "
+                f"{first!r} and {name!r} differ: {difference}. Train them with the same "
+                "configuration, or stack them with set_adapter([...])."
             )
+    states = [weights_of(tuner.model, name) for name in adapters]
+    combined: dict[str, torch.Tensor] = {}
+    for key in states[0]:
+        combined[key] = _weighted_sum([state[key] for state in states], weights)
+    config = tuner.peft_config[first].derived(tuner.records[first])
+    add_derived(tuner, adapter_name, config, first, combined)
 
-    places = [
-        places_of(model, config, record) for config, record in zip(configs, records, strict=True)
-    ]
-    union = {key: place for each in places for key, place in each.items()}
-    bottlenecks = [{key for key, place in each.items() if place.is_bottleneck} for each in places]
-    sizes = {
-        key: len(combined[f"{key}.{PREFIX}adapter.down_proj.bias"])
-        for key in set().union(*bottlenecks)
-    }
-    r = Counter(sizes.values()).most_common(1)[0][0]
-    # One bottleneck cannot be shared if the places differ at which several are.
-    sharing = {config.share_layers for config in configs}
-    share_layers = (
-        sharing.pop()
-        if len(sharing) == 1 and all(each == bottlenecks[0] for each in bottlenecks)
-        else 0
-    )
-    # The labels are those of the first adapter that has a head.
-    first = next((number for number, record in enumerate(records) if record.heads), 0)
-    heads = list(dict.fromkeys(head for record in records for head in record.heads))
-    sized = {key: replace(union[key], r=size if size != r else None) for key, size in sizes.items()}
-    view = View(model)
-    config = configs[first].derived(
-        replace(records[first], heads=heads),
-        fold_places(
-            ({**union, **sized}[key] for key in view.modules if key in union), view.encoder
-        ),
-        r=r,
-        rank_pattern={},
-        share_layers=share_layers,
-    )
-    add_derived(tuner, adapter_name, config, adapters[0], combined)
+
+def _find_difference(tuner: Any, one: str, two: str) -> str | None:
+    """Return in words why two adapters cannot be combined; None if they can."""
+    options = [option for option in SHAPE_OPTIONS if option not in _SELECTING_PLACES]
+    options.append("trainable_token_indices")
+    differences = compare_options(tuner.peft_config[one], tuner.peft_config[two], options)
+    if differences:
+        return differences[0]
+    weights, other_weights = weights_of(tuner.model, one), weights_of(tuner.model, two)
+    for key in (*weights, *other_weights):
+        if key not in other_weights:
+            return f"only {one!r} has {key}"
+        if key not in weights:
+            return f"only {two!r} has {key}"
+        shape, other_shape = tuple(weights[key].shape), tuple(other_weights[key].shape)
+        if shape != other_shape:
+            return f"{key} has the shapes {shape} and {other_shape}"
+    # The mean of the rows of two classes would be called one of them.
+    record, other_record = tuner.records[one], tuner.records[two]
+    labels, other_labels = record.id2label or {}, other_record.id2label or {}
+    is_reordered = sorted(labels.values()) == sorted(other_labels.values())
+    if record.heads and labels != other_labels and is_reordered:
+        return f"the classes are {labels} and {other_labels}"
+    return None
+
+
+def _weighted_sum(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Return the sum of weighted tensors; the first one of counts, such as a batch norm's."""
+    first = tensors[0]
+    if not first.is_floating_point():
+        return first
+    # In half precision, rounding errors of the sum can exceed the differences between the adapters.
+    wide = torch.promote_types(first.dtype, torch.float32)
+    weighted = [weight * tensor.to(wide) for tensor, weight in zip(tensors, weights, strict=True)]
+    return torch.stack(weighted).sum(dim=0)
 
 
 def compare_options(one: HoulsbyConfig, two: HoulsbyConfig, names: Iterable[str]) -> list[str]:
     """Return which of these options differ, in words."""
-    pairs = ((name, getattr(one, name), getattr(two, name)) for name in names)
-    return [
-        f"{name} is {first!r} and {second!r}" for name, first, second in pairs if first != second
-    ]
+    differences = []
+    for name in names:
+        first, second = getattr(one, name), getattr(two, name)
+        if first != second:
+            differences.append(f"{name} is {first!r} and {second!r}")
+    return differences
 
 
 def places_of(model: nn.Module, config: HoulsbyConfig, record: AdapterRecord) -> dict[str, Place]:
@@ -111,23 +107,23 @@ def add_derived(
     source: str,
     weights: Mapping[str, torch.Tensor],
 ) -> None:
-    """Add an adapter with given weights, in the precision of its source; on an error, leave nothing
-    behind.
+    """Add an adapter with given weights, in the precision of its source.
+
+    An error leaves nothing behind.
     """
     if adapter_name in tuner.peft_config:
         raise ValueError(
-            f"adapter_name must be unused; the model has an adapter {adapter_name!r}. Delete it first."
+            f"adapter_name must be unused; the model has an adapter {adapter_name!r}. "
+            "Delete it first."
         )
-    own = tensors_of(tuner.model, source)
-    is_cast = not any(weight.dtype in (torch.float16, torch.bfloat16) for weight in own.values())
+    dtypes = {weight.dtype for weight in tensors_of(tuner.model, source).values()}
+    is_cast = dtypes.isdisjoint((torch.float16, torch.bfloat16))
     tuner.peft_config[adapter_name] = config
     try:
         tuner.inject_adapter(tuner.model, adapter_name)
         tuner._cast_adapter_dtype(adapter_name, autocast_adapter_dtype=is_cast)
-        new = tensors_of(tuner.model, adapter_name)
-        set_peft_model_state_dict(
-            tuner.model, {key: weights[key] for key in new}, adapter_name=adapter_name
-        )
+        added = {key: weights[key] for key in tensors_of(tuner.model, adapter_name)}
+        set_peft_model_state_dict(tuner.model, added, adapter_name=adapter_name)
     except Exception:
         if adapter_name in tuner.peft_config:  # PEFT may have removed it
             tuner.delete_adapter(adapter_name)
@@ -135,8 +131,11 @@ def add_derived(
 
 
 def tensors_of(model: nn.Module, adapter_name: str) -> dict[str, torch.Tensor]:
-    # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
-    return get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)  # type: ignore[no-any-return]
+    """Return an adapter's weights by their names in a file."""
+    # PEFT would ask the Hub whether the size of the embeddings has changed.
+    return get_peft_model_state_dict(  # type: ignore[no-any-return]
+        model, adapter_name=adapter_name, save_embedding_layers=False
+    )
 
 
 def weights_of(model: nn.Module, adapter_name: str) -> dict[str, torch.Tensor]:
@@ -144,39 +143,10 @@ def weights_of(model: nn.Module, adapter_name: str) -> dict[str, torch.Tensor]:
     places.
     """
     weights = tensors_of(model, adapter_name)
-    for key, layer in _layers(model, HoulsbyLayer):
-        if owner := layer.houlsby_owner.get(adapter_name):
-            own = owner.houlsby_adapter[adapter_name].state_dict()
-            weights |= {f"{key}.{PREFIX}adapter.{part}": weight for part, weight in own.items()}
+    for key, layer in model.named_modules():
+        if isinstance(layer, HoulsbyLayer) and adapter_name in layer.houlsby_owner:
+            # Another method may be around the layer.
+            start = f"{key.replace('.base_layer', '')}.{PREFIX}adapter"
+            for name, weight in layer.bottleneck(adapter_name).state_dict().items():
+                weights[f"{start}.{name}"] = weight
     return weights
-
-
-def _layers(model: nn.Module, kind: type[HoulsbyTunerLayer]) -> Iterator[tuple[str, Any]]:
-    """Yield tuner layers with their names in the base model; another method may be around them."""
-    for key, module in model.named_modules():
-        if isinstance(module, kind):
-            yield key.replace(".base_layer", ""), module
-
-
-def _check_alike(
-    names: Sequence[str], configs: Sequence[HoulsbyConfig], records: Sequence[AdapterRecord]
-) -> None:
-    """Check that adapters compute the same function of their weights, and number the same classes
-    alike.
-    """
-    fields = [
-        *(option for option in SHAPE_OPTIONS if option not in _OF_PLACES),
-        "trainable_token_indices",
-    ]
-    labels = [record.id2label or {} if record.heads else {} for record in records]
-    for number in range(1, len(names)):
-        differences = compare_options(configs[0], configs[number], fields)
-        if labels[0] != labels[number] and sorted(labels[0].values()) == sorted(
-            labels[number].values()
-        ):
-            differences.append(f"the classes are {labels[0]} and {labels[number]}")
-        if differences:
-            raise ValueError(
-                f"Only adapters with the same options can be combined; {names[0]!r} and {names[number]!r} differ: "
-                f"{differences[0]}. Train them with the same configuration, or stack them with set_adapter([...])."
-            )
