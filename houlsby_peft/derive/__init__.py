@@ -1,1 +1,1 @@
-"""New adapters from existing ones: without some layers, combined, or initialized from a saved one."""
+"""New adapters from existing ones: with fewer layers, combined, or initialized from a saved one."""

@@ -19,15 +19,15 @@ class AdapterDrop(TrainerCallback):
         trainer.train()
         houlsby_peft.prune(model, layers=range(3), adapter_name="upper", keep_norms=False)
 
-    In each training step, the lowest n of the adapted layers compute what they compute in the base
-    model, without their bottlenecks and their trained norms. n is uniform from 0 to one less than
-    the number of adapted layers, so the topmost always runs. Evaluations run all layers, also after
-    an interrupt. After the training, `prune` may cut the adapter at any depth: what is below it
-    then runs once for all tasks of a text (see `TaskBank.ask`).
+    In each training step, the lowest n adapted layers compute what they compute in the base model,
+    without their bottlenecks and their trained norms. n is uniform from 0 to one less than the
+    number of adapted layers, so the topmost layer always runs. Evaluations run all layers, also
+    after an interrupt. After the training, `prune` may cut the adapter at any depth. The layers
+    below it then run once for all tasks of a text (see `TaskBank.ask`).
 
-    n depends only on the seed and the step, so all processes draw the same one, and a resumed run
-    those of a run that was not interrupted. With DDP, set `ddp_find_unused_parameters=True`: a step
-    leaves weights without gradients.
+    n depends only on the seed and the step. So all processes use the same n, and a resumed run
+    uses the same ones as an uninterrupted run. With DDP, set `ddp_find_unused_parameters=True`,
+    because a step leaves weights without gradients.
 
     Raises:
         ValueError: The model has no Houlsby adapter.
@@ -48,11 +48,13 @@ class AdapterDrop(TrainerCallback):
             )
         dropped = random.Random(f"{args.seed} {state.global_step}").randrange(len(layers))
         self._step.enter_context(ablate(model, layers[:dropped], keep_norms=False))
-        # Where an interrupt has kept the step from its end.
-        hook = model.register_forward_pre_hook(
-            lambda model, _: None if model.training else self._step.close()
-        )
+        hook = model.register_forward_pre_hook(self._end_before_evaluation)
         self._step.callback(hook.remove)
+
+    def _end_before_evaluation(self, model: nn.Module, _: Any) -> None:
+        """End a step that an interrupt has kept from its end."""
+        if not model.training:
+            self._step.close()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

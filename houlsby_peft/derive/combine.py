@@ -42,9 +42,7 @@ def combine(
                 "configuration, or stack them with set_adapter([...])."
             )
     states = [weights_of(tuner.model, name) for name in adapters]
-    combined: dict[str, torch.Tensor] = {}
-    for key in states[0]:
-        combined[key] = _weighted_sum([state[key] for state in states], weights)
+    combined = {key: _weighted_sum(states, weights, key) for key in states[0]}
     config = tuner.peft_config[first].derived(tuner.records[first])
     add_derived(tuner, adapter_name, config, first, combined)
 
@@ -65,24 +63,37 @@ def _find_difference(tuner: Any, one: str, two: str) -> str | None:
         shape, other_shape = tuple(weights[key].shape), tuple(other_weights[key].shape)
         if shape != other_shape:
             return f"{key} has the shapes {shape} and {other_shape}"
-    # The mean of the rows of two classes would be called one of them.
     record, other_record = tuner.records[one], tuner.records[two]
     labels, other_labels = record.id2label or {}, other_record.id2label or {}
-    is_reordered = sorted(labels.values()) == sorted(other_labels.values())
-    if record.heads and labels != other_labels and is_reordered:
+    if record.heads and _is_reordered(labels, other_labels):
         return f"the classes are {labels} and {other_labels}"
     return None
 
 
-def _weighted_sum(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Return the sum of weighted tensors; the first one of counts, such as a batch norm's."""
-    first = tensors[0]
+def _is_reordered(labels: Mapping[int, str], other_labels: Mapping[int, str]) -> bool:
+    """Return whether the same classes have other numbers.
+
+    A combination would mix the outputs of two classes, and call it one of them.
+    """
+    return labels != other_labels and sorted(labels.values()) == sorted(other_labels.values())
+
+
+def _weighted_sum(
+    states: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float], key: str
+) -> torch.Tensor:
+    """Return the sum of the adapters' tensors of one name, each times its coefficient.
+
+    Counts, such as a batch norm's, are the first adapter's.
+    """
+    first = states[0][key]
     if not first.is_floating_point():
         return first
     # In half precision, rounding errors of the sum can exceed the differences between the adapters.
     wide = torch.promote_types(first.dtype, torch.float32)
-    weighted = [weight * tensor.to(wide) for tensor, weight in zip(tensors, weights, strict=True)]
-    return torch.stack(weighted).sum(dim=0)
+    total = torch.zeros_like(first, dtype=wide)
+    for state, weight in zip(states, weights, strict=True):
+        total += weight * state[key].to(wide)
+    return total
 
 
 def compare_options(one: HoulsbyConfig, two: HoulsbyConfig, names: Iterable[str]) -> list[str]:

@@ -12,23 +12,28 @@ from ..checkpoints.saved import SavedAdapter
 from ..config import SHAPE_OPTIONS
 from ..errors import AdapterError
 from ..layer import state_of
-from ..record import unfold_places
+from ..record import AdapterRecord, unfold_places
 from ..registration import PREFIX
 from .combine import compare_options, tensors_of
+
+
+# What is excluded may differ where only one of the models has it, such as a language model's head.
+# Otherwise the weights do not fit.
+_OPTIONS = [name for name in SHAPE_OPTIONS if name != "exclude_modules"]
 
 
 def init_from(
     model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default"
 ) -> None:
-    """Initialize the bottlenecks and norms of an adapter from a saved adapter. The task head keeps
-    its own weights.
+    """Initialize the bottlenecks and norms of an adapter from a saved adapter.
 
-    An adapter may have been pretrained on the task's text, for example (Han et al. 2021, section
-    3).
+    The task head keeps its own weights. An adapter may have been pretrained on the task's text, for
+    example (Han et al. 2021, section 3).
 
     Args:
         model: Model with the adapter to initialize.
-        name_or_path: Folder, or name on the Hub, of a Houlsby adapter with the same options on the same base model.
+        name_or_path: Folder, or name on the Hub, of a Houlsby adapter with the same options on the
+            same base model.
         adapter_name: Name of the adapter to initialize.
 
     Raises:
@@ -39,30 +44,37 @@ def init_from(
     """
     config: Any = model.peft_config[adapter_name]
     saved = SavedAdapter.open(name_or_path)
-    own, there = state_of(model).records[adapter_name], saved.record
-    # What is excluded may differ where only one of the models has it, such as a language model's
-    # head; otherwise the weights do not fit. The file of shared bottlenecks does not tell at which
-    # places they are applied.
-    options = [name for name in SHAPE_OPTIONS if name != "exclude_modules"]
-    differences = compare_options(saved.config, config, options)
-    if config.share_layers and not differences:
-        bottlenecks = [
-            {place.key for place in unfold_places(record.places or ()) if place.is_bottleneck}
-            for record in (there, own)
-        ]
-        differences = [
-            f"only one has a bottleneck at {key}" for key in sorted(bottlenecks[0] ^ bottlenecks[1])
-        ]
-    if differences := differences + compare_fingerprints(there.base, own.base):
+    record = state_of(model).records[adapter_name]
+    differences = compare_options(saved.config, config, _OPTIONS)
+    if not differences:
+        differences = _compare_records(saved.record, record, config.share_layers)
+    if differences:
+        base_name = saved.config.base_model_name_or_path or "an unnamed model"
         raise AdapterError(
-            "An adapter can only be initialized from one with the same options on the same base model; "
-            f"{saved.name}, trained on {saved.config.base_model_name_or_path or 'an unnamed model'}, and "
-            f"{adapter_name!r} differ: {differences[0]}. Train both with the same HoulsbyConfig on the same model."
+            "An adapter can only be initialized from one with the same options on the same base "
+            f"model; {saved.name}, trained on {base_name}, and {adapter_name!r} differ: "
+            f"{differences[0]}. Train both with the same HoulsbyConfig on the same model."
         )
-    weights = {
-        key: weight
-        for key, weight in tensors_of(model, adapter_name).items()
-        if f".{PREFIX}" not in key
-    }
-    weights |= {key: weight for key, weight in saved.read_weights().items() if f".{PREFIX}" in key}
+    weights = tensors_of(model, adapter_name)
+    bottlenecks_and_norms = [key for key in weights if f".{PREFIX}" in key]
+    for key in bottlenecks_and_norms:
+        del weights[key]
+    for key, weight in saved.read_weights().items():
+        if f".{PREFIX}" in key:
+            weights[key] = weight
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
+
+
+def _compare_records(saved: AdapterRecord, record: AdapterRecord, share_layers: int) -> list[str]:
+    """Return in words how the base models and the places of shared bottlenecks differ."""
+    differences = []
+    if share_layers:
+        # The file has a shared bottleneck once, and does not tell at which places it is applied.
+        only_in_one = _bottlenecks(saved) ^ _bottlenecks(record)
+        differences = [f"only one has a bottleneck at {key}" for key in sorted(only_in_one)]
+    return differences + compare_fingerprints(saved.base, record.base)
+
+
+def _bottlenecks(record: AdapterRecord) -> set[str]:
+    """Return the names of the places that have a bottleneck."""
+    return {place.key for place in unfold_places(record.places or ()) if place.is_bottleneck}

@@ -26,45 +26,42 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
             scores = evaluate(model)
 
     Nothing is trained again and no weight changes. The layers are bypassed for all adapters of the
-    model; task heads are kept. A bottleneck that is shared with other layers is bypassed in the
-    given layers only. The model is restored when the block ends, also after an error. Do not enable
-    or disable adapters inside the block.
+    model; task heads are kept. A bottleneck that other layers share is bypassed in the given layers
+    only. The model is restored when the block ends, also after an error. Do not enable or disable
+    adapters inside the block.
 
     Args:
         model: Model with Houlsby adapters, no matter how they were added.
-        layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both stacks.
-        keep_norms: Whether to keep the trained norms of these layers. If False, the base model's
-            norms are used and the layers compute what they compute in the base model.
+        layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both
+            stacks.
+        keep_norms: Whether to keep the trained norms of these layers. If False, the layers compute
+            what they compute in the base model.
 
     Raises:
         ValueError: The model has no Houlsby adapter, or none of its adapters has a bottleneck in
             one of the layers.
     """
-    model, places = _find_all_places(model)
-    modules = [
-        module
-        for key, place in _select_layers(places, set(layers)).items()
-        if not (place.is_norm and keep_norms)
-        for module in layers_around(model.get_submodule(key))
-        if isinstance(module, HoulsbyTunerLayer)
-    ]
-    before = [module._disable_adapters for module in modules]
+    base = _find_base_model(model)
+    bypassed: list[tuple[HoulsbyTunerLayer, bool]] = []
+    for key, place in _select_layers(_find_all_places(base), set(layers)).items():
+        if place.is_norm and keep_norms:
+            continue
+        for module in layers_around(base.get_submodule(key)):
+            if isinstance(module, HoulsbyTunerLayer):
+                bypassed.append((module, module._disable_adapters))
     try:
-        for module in modules:
+        for module, _ in bypassed:
             # enable_adapters(False) would also freeze the weights and disable the head.
             module._disable_adapters = True
         yield
     finally:
-        for module, disabled in zip(modules, before, strict=True):
-            module._disable_adapters = disabled
+        for module, was_disabled in bypassed:
+            module._disable_adapters = was_disabled
 
 
 def find_adapted_layers(model: nn.Module) -> list[int]:
     """Return the indices of the layers with a bottleneck, in ascending order."""
-    places = _find_all_places(model)[1].values()
-    return sorted(
-        {place.layer for place in places if place.layer is not None and place.is_bottleneck}
-    )
+    return sorted(_layers_with_bottleneck(_find_all_places(_find_base_model(model))))
 
 
 def prune(
@@ -77,15 +74,16 @@ def prune(
     """Add a copy of an adapter without the bottlenecks of some layers.
 
         houlsby_peft.prune(model, layers=range(0, 5), adapter_name="small")
-        model.save_pretrained("out", selected_adapters=["small"])  # PeftModel.from_pretrained loads
-        out/small
+        model.save_pretrained("out", selected_adapters=["small"])
 
-    The new adapter computes what the source computes inside `ablate` with the same arguments, with
-    fewer weights and in less time. It is not activated.
+    `PeftModel.from_pretrained` then loads out/small. The new adapter computes what the source
+    computes inside `ablate` with the same arguments, with fewer weights and in less time. It is not
+    activated.
 
     Args:
         model: Model with the adapter.
-        layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both stacks.
+        layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both
+            stacks.
         adapter_name: Name of the new adapter.
         source: Name of the adapter to copy.
         keep_norms: Whether to keep the trained norms of these layers.
@@ -97,42 +95,47 @@ def prune(
     """
     tuner: Any = model.base_model
     config = tuner.peft_config[source]
-    layers, places = set(layers), places_of(tuner.model, config, tuner.records[source])
-    removed = _select_layers(places, layers)
-    kept = {
-        key: place
-        for key, place in places.items()
-        if key not in removed or (place.is_norm and keep_norms)
-    }
-    remaining = {
-        place.layer for place in kept.values() if place.is_bottleneck and place.layer is not None
-    }
+    record = tuner.records[source]
+    remaining = places_of(tuner.model, config, record)
+    for key, place in _select_layers(remaining, set(layers)).items():
+        if not (place.is_norm and keep_norms):
+            del remaining[key]
     pruned = config.derived(
-        tuner.records[source],
-        fold_places(kept.values(), View(tuner.model).encoder),
-        layers_to_transform=sorted(remaining),
+        record,
+        fold_places(remaining.values(), View(tuner.model).encoder),
+        layers_to_transform=sorted(_layers_with_bottleneck(remaining)),
     )
     add_derived(tuner, adapter_name, pruned, source, weights_of(tuner.model, source))
 
 
-def _find_all_places(model: nn.Module) -> tuple[nn.Module, dict[str, Place]]:
-    """Return the base model and the places of all of its adapters, no matter how they were added."""
+def _find_base_model(model: nn.Module) -> nn.Module:
+    """Return the base model, no matter how adapters were added to it."""
     if isinstance(model, PeftModel):
-        model = model.get_base_model()
-    elif isinstance(model, BaseTuner):
-        model = model.model
-    configs = getattr(model, "peft_config", {})
+        return model.get_base_model()
+    return model.model if isinstance(model, BaseTuner) else model
+
+
+def _find_all_places(base: nn.Module) -> dict[str, Place]:
+    """Return the places of all Houlsby adapters of a base model."""
     places: dict[str, Place] = {}
-    for name, record in state_of(model).records.items():
-        places |= places_of(model, configs[name], record)
-    return model, places
+    configs = getattr(base, "peft_config", {})
+    for name, record in state_of(base).records.items():
+        places |= places_of(base, configs[name], record)
+    return places
+
+
+def _layers_with_bottleneck(places: Mapping[str, Place]) -> set[int]:
+    """Return the indices of the layers in which there is a bottleneck."""
+    layers = set()
+    for place in places.values():
+        if place.layer is not None and place.is_bottleneck:
+            layers.add(place.layer)
+    return layers
 
 
 def _select_layers(places: Mapping[str, Place], layers: set[int]) -> dict[str, Place]:
     """Return the places in the given layers, each of which must have a bottleneck."""
-    adapted = {
-        place.layer for place in places.values() if place.layer is not None and place.is_bottleneck
-    }
+    adapted = _layers_with_bottleneck(places)
     if not layers <= adapted:
         raise ValueError(
             "Bottlenecks can only be removed from layers that have a Houlsby adapter, here "
