@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..config import HoulsbyConfig
 from ..layer import BASE, Batch, KeepsFrozen, batch_of
 from ..modules import base_modules, cast, copy_of, device_of, dtype_of, is_inside
-from .tasks import labels_of_base
+from .tasks import labels_of_base, task_kind_of_class
 
 
 # Classes of transformers whose head is new, because no pretraining task has it. The head of a
@@ -45,38 +45,61 @@ def find_trained_modules(
     if config.modules_to_save == []:
         return []
     suffixes = tuple(config.modules_to_save or ())
-    if config.loaded is not None:
-        names = config.loaded.record.heads
-    else:
-        head = [name for name in head if not any(is_inside(key, name) for key in adapted)]
-        # Without a head, a module beside the layers may not contribute to the output.
-        names = [*head, *(new if head else ())]
-    found: list[str] = []
-    inside: tuple[str, ...] = ()
+    detected = _detect_trained_modules(model, head, new, config, adapted)
+    trained: list[str] = []
+    # What was visited last and is trained or wrapped as a whole. Modules inside it follow it.
+    outer: str | None = None
     for key, module in model.named_modules(remove_duplicate=False):
-        if key.startswith(inside):
-            if key.endswith(suffixes) and key.startswith(tuple(f"{name}." for name in found)):
-                rule = f"modules_to_save must not match inside another match; {list(suffixes)} matches {key!r}, which"
+        if outer is not None and is_inside(key, outer):
+            if outer in trained and key.endswith(suffixes):
                 raise ValueError(
-                    f"{rule} is inside {found[-1]!r}. Give the whole name of the latter."
+                    "modules_to_save must not match inside another match; "
+                    f"{list(suffixes)} matches {key!r}, which is inside {outer!r}. "
+                    "Give the whole name of the latter."
                 )
-            continue
-        if key in names or key.endswith(suffixes):
-            found.append(key)
-            inside += (f"{key}.",)
+        elif key in detected or key.endswith(suffixes):
+            trained.append(key)
+            outer = key
         elif isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
-            inside += (f"{key}.",)
-    return found
+            outer = key
+    return trained
+
+
+def _detect_trained_modules(
+    model: nn.Module,
+    head: Iterable[str],
+    new: Iterable[str],
+    config: HoulsbyConfig,
+    adapted: Collection[str],
+) -> list[str]:
+    """Return the names of the modules that an adapter trains without being asked."""
+    if config.loaded is not None:
+        return config.loaded.record.heads
+    new_head = [name for name in head if not _holds_any(name, adapted)]
+    kind = task_kind_of_class(type(model).__name__)
+    is_encoder = kind is not None and kind.pipeline == "feature-extraction"
+    if new_head or is_encoder:
+        return [*new_head, *new]
+    # A module beside the layers of a language model may not contribute to its output.
+    return []
+
+
+def _holds_any(name: str, keys: Iterable[str]) -> bool:
+    """Return whether one of these modules is a module, or inside it, by their names."""
+    return any(is_inside(key, name) for key in keys)
 
 
 def find_new_modules(model: nn.Module) -> list[str]:
     """Return the full names of the modules that the base checkpoint lacks: the task head and, if
-        new, the pooler.
+    new, the pooler.
 
     Every method of fine-tuning has to train them.
     """
     head = find_head(model)
-    return head + (find_new(model, dict(base_modules(model)))[0] if head else [])
+    if not head:
+        return []
+    in_encoder, _ = find_new(model, dict(base_modules(model)))
+    return head + in_encoder
 
 
 def find_head(model: nn.Module, adapted: Iterable[str] = ()) -> list[str]:
@@ -85,67 +108,78 @@ def find_head(model: nn.Module, adapted: Iterable[str] = ()) -> list[str]:
     They are the children of a model for classification, question answering, multiple choice,
     segmentation or speech recognition that have parameters of their own and contain no layers:
     BERT's `classifier`, DistilBERT's `pre_classifier` and `classifier`, BART's
-    `classification_head`. Other models have no such head. The new cross-attention in a model joined
-    from a pretrained encoder and a pretrained decoder cannot be recognized: train it with
-    `modules_to_save=["crossattention"]`. The names of modules in layers distinguish the encoder
-    from the head.
+    `classification_head`. Other models have no such head. The names of adapted modules distinguish
+    the encoder from the head.
+
+    The new cross-attention in a model joined from a pretrained encoder and a pretrained decoder
+    cannot be recognized: train it with `modules_to_save=["crossattention"]`.
     """
     if not _CLASSES_WITH_NEW_HEADS.search(type(model).__name__):
         return []
-    children = dict(model.named_children())
-    encoders = {key.partition(".")[0] for key in adapted} | {
-        getattr(model, "base_model_prefix", "")
-    } & children.keys()
+    encoders = {key.partition(".")[0] for key in adapted}
+    encoders.add(getattr(model, "base_model_prefix", ""))
     # T5 for question answering keeps its embeddings beside the encoder and the decoder that use
     # them.
-    pretrained = {
-        id(weight) for name in encoders for weight in model.get_submodule(name).parameters()
-    }
-    parts: dict[str, nn.Module] = {}
-    for name, child in children.items():
-        if name not in encoders:
+    pretrained: set[int] = set()
+    candidates: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        if name in encoders:
+            pretrained.update(map(id, child.parameters()))
+        elif isinstance(child, nn.ModuleList):
             # A list is not called itself, so its elements are the modules to wrap.
-            is_list = isinstance(child, nn.ModuleList)
-            parts |= (
-                {f"{name}.{index}": each for index, each in child.named_children()}
-                if is_list
-                else {name: child}
-            )
-    weights = {name: {id(weight) for weight in part.parameters()} for name, part in parts.items()}
-    return [name for name, own in weights.items() if own and own.isdisjoint(pretrained)]
+            for index, element in child.named_children():
+                candidates[f"{name}.{index}"] = element
+        else:
+            candidates[name] = child
+    head = []
+    for name, module in candidates.items():
+        weights = set(map(id, module.parameters()))
+        if weights and weights.isdisjoint(pretrained):
+            head.append(name)
+    return head
 
 
 def find_new(
     model: nn.Module, modules: Mapping[str, nn.Module], adapted: Iterable[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """Return the names of the encoder's modules beside its layers, and of those outside of it, that
-    are new.
+    """Return the names of the modules that the checkpoint lacks: beside the encoder's layers, and
+    outside of the encoder.
 
-    The checkpoint lacks them. Those of the encoder must be trained and saved like a head: frozen,
-    they would stay random, and be different when the adapter is loaded. transformers marks the
-    weights that it has loaded. Without such marks, as in a model that was made from its
-    configuration, no module counts as new.
+    Those of the encoder must be trained and saved like a head: frozen, they would stay random, and
+    be different when the adapter is loaded. transformers marks the weights that it has loaded.
+    Without such marks, as in a model that was made from its configuration, no module counts as new.
     """
-    if not any(map(_is_loaded, model.parameters())):
+    if not any(map(_is_marked, model.parameters())):
         return [], []
     encoder = getattr(model, "base_model_prefix", "")
-    encoder = encoder if encoder in modules else ""
-    new = []
+    if encoder not in modules:
+        encoder = ""
+    in_encoder, outside = [], []
     for name, module in modules.items():
-        weights = list(module.parameters())
-        # Offloaded and quantized weights lose the mark.
-        if weights and not any(
-            _is_loaded(weight) or weight.is_meta or not weight.is_floating_point() or not weight.numel()
-            or type(weight.data) is not torch.Tensor
-            for weight in weights
-        ):  # fmt: skip
-            new.append(name)
-    beside = [name for name in new if name.rpartition(".")[0] == encoder]
-    outside = [name for name in new if encoder and not is_inside(name, encoder)]
-    return [name for name in beside if not any(is_inside(key, name) for key in adapted)], outside
+        if not _is_new(module):
+            continue
+        if name.rpartition(".")[0] == encoder:
+            if not _holds_any(name, adapted):
+                in_encoder.append(name)
+        elif encoder and not is_inside(name, encoder):
+            outside.append(name)
+    return in_encoder, outside
 
 
-def _is_loaded(weight: torch.Tensor) -> bool:
+def _is_new(module: nn.Module) -> bool:
+    """Return whether the checkpoint has had none of a module's weights."""
+    weights = list(module.parameters())
+    return bool(weights) and not any(map(_may_be_loaded, weights))
+
+
+def _may_be_loaded(weight: torch.Tensor) -> bool:
+    # Offloaded and quantized weights lose the mark.
+    is_plain = type(weight.data) is torch.Tensor and weight.is_floating_point()
+    return _is_marked(weight) or weight.is_meta or not is_plain or not weight.numel()
+
+
+def _is_marked(weight: torch.Tensor) -> bool:
+    """Return whether transformers has marked a weight as loaded."""
     return getattr(weight, "_is_hf_initialized", False)
 
 
@@ -161,7 +195,8 @@ class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
 
     # The mixed batches that the model is running, by thread; see `HoulsbyTunerLayer`.
     batches: Mapping[int, Batch] = {}
-    is_last = False  # A loss reads what it returns. A GPU computes none of labels in float32 and other outputs.
+    # Whether a loss reads the output. On a GPU, a loss of float32 labels needs float32 outputs.
+    is_last = False
 
     def update(
         self, adapter_name: str, tied_module: nn.Module | None = None, **kwargs: Any
@@ -179,27 +214,31 @@ class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
     def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
         """Apply the head that an adapter uses, in the dtype of its weights."""
         head = self.head(adapter_name)
-        own, of_base = dtype_of(head), dtype_of(self.original_module)
-        if own is None or of_base is None or (own == of_base and not self.is_last):
+        dtype, dtype_of_base = dtype_of(head), dtype_of(self.original_module)
+        if dtype is None or dtype_of_base is None:
             return head(*args, **kwargs)
-        own_args, own_kwargs = cast((args, kwargs), own)
-        result = head(*own_args, **own_kwargs)
-        return result if self.is_last else cast(result, of_base)
+        if dtype == dtype_of_base and not self.is_last:
+            return head(*args, **kwargs)
+        cast_args, cast_kwargs = cast((args, kwargs), dtype)
+        output = head(*cast_args, **cast_kwargs)
+        return output if self.is_last else cast(output, dtype_of_base)
 
     def _forward_wrapped(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run_adapter(next(iter(self.active_adapters), BASE), *args, **kwargs)
+        name = self.active_adapters[0] if self.active_adapters else BASE
+        return self.run_adapter(name, *args, **kwargs)
 
     def head(self, adapter_name: str) -> nn.Module:
         """Return the head that an adapter uses: its own copy or, without one, the base model's."""
-        return (
-            self.modules_to_save[adapter_name]
-            if adapter_name in self.modules_to_save
-            else self.original_module
-        )
+        if adapter_name in self.modules_to_save:
+            return self.modules_to_save[adapter_name]
+        return self.original_module
 
     def check_set_adapter(self, adapter_name: str | list[str]) -> str | None:
         names = [adapter_name] if isinstance(adapter_name, str) else adapter_name
-        return next((name for name in reversed(names) if name in self.modules_to_save), None)
+        for name in reversed(names):
+            if name in self.modules_to_save:
+                return name
+        return None
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
         self._paused = []
@@ -214,9 +253,7 @@ class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
         return self.original_module  # type: ignore[no-any-return]
 
     def cast_adapter(self, adapter_name: str, autocast_adapter_dtype: bool) -> None:
-        """Cast an adapter's head to the base model's dtype or, if that is half precision, to
-        float32 if wanted.
-        """
+        """Cast an adapter's head to the base model's dtype, or from half precision to float32."""
         dtype = dtype_of(self.original_module)
         if autocast_adapter_dtype and dtype in (torch.float16, torch.bfloat16):
             dtype = torch.float32
@@ -224,8 +261,9 @@ class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
             self.modules_to_save[adapter_name].to(dtype)
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str) -> None:
-        """Move a head that PEFT has loaded in place of one on the meta device; its dtype is that of
-        the file.
+        """Move a head that PEFT has loaded in place of one on the meta device.
+
+        Its dtype is the file's.
         """
         if adapter_name in self.modules_to_save:
             self.modules_to_save[adapter_name].to(device_of(self.original_module))
@@ -241,7 +279,7 @@ def add_heads(
     """Give an adapter its heads: by full name its own module, or None for a copy of the base
     model's.
     """
-    for name, own in heads.items():
+    for name, own_head in heads.items():
         wrapper = model.get_submodule(name)
         if isinstance(wrapper, AuxiliaryTrainingWrapper):
             wrapper.update(adapter_name)
@@ -253,12 +291,11 @@ def add_heads(
             setattr(model.get_submodule(parent), child_name, wrapper)
         if isinstance(wrapper, HoulsbyHead):
             wrapper.batches = batches
-            if own is not None:
+            if own_head is not None:
                 # PEFT sets what trains for the active adapter's head, and leaves those of other
                 # adapters as they are.
-                wrapper.modules_to_save[adapter_name] = own.requires_grad_(
-                    adapter_name in active_adapters
-                )
+                own_head.requires_grad_(adapter_name in active_adapters)
+                wrapper.modules_to_save[adapter_name] = own_head
 
 
 class TwoLayerHead(nn.Module):
@@ -287,11 +324,11 @@ class TwoLayerHead(nn.Module):
 
 def has_two_layer_head(model: nn.Module) -> bool:
     """Return whether the head of a base model has been replaced by a `TwoLayerHead`."""
-    heads = (
-        child.original_module if isinstance(child, HoulsbyHead) else child
-        for child in model.children()
-    )
-    return any(isinstance(head, TwoLayerHead) for head in heads)
+    return any(isinstance(_head_of_base(child), TwoLayerHead) for child in model.children())
+
+
+def _head_of_base(module: nn.Module) -> nn.Module:
+    return module.original_module if isinstance(module, HoulsbyHead) else module
 
 
 def put_two_layer_head(model: PreTrainedModel) -> None:
@@ -303,33 +340,38 @@ def put_two_layer_head(model: PreTrainedModel) -> None:
     Raises:
         ValueError: The model's head is not one linear layer.
     """
-    heads = {name: model.get_submodule(name) for name in find_head(model)}
-    name, old = next(iter(heads.items()), ("", None))
-    if isinstance(old, TwoLayerHead):
+    names = find_head(model)
+    modules = [model.get_submodule(name) for name in names]
+    if len(modules) == 1 and isinstance(modules[0], TwoLayerHead):
         return
-    if len(heads) != 1 or not isinstance(old, nn.Linear):
-        found = ", ".join(f"{name} ({type(head).__name__})" for name, head in heads.items())
+    if len(modules) != 1 or not isinstance(modules[0], nn.Linear):
+        heads = zip(names, modules, strict=True)
+        shown = ", ".join(f"{name} ({type(module).__name__})" for name, module in heads)
         raise ValueError(
-            f"Only a head that is one linear layer can get a hidden layer; {type(model).__name__} has "
-            f"{found or 'no head'}. Keep its own head."
+            "Only a head that is one linear layer can get a hidden layer; "
+            f"{type(model).__name__} has {shown or 'no head'}. Keep its own head."
         )
-    own = getattr(model.config, "classifier_dropout", None)
-    dropout = getattr(model.config, "hidden_dropout_prob", 0.0) if own is None else own
-    head = TwoLayerHead(old.in_features, old.out_features, float(dropout)).to(
-        old.weight.device, old.weight.dtype
-    )
-    if not old.weight.is_meta:
+    linear = modules[0]
+    dropout = getattr(model.config, "classifier_dropout", None)
+    if dropout is None:
+        dropout = getattr(model.config, "hidden_dropout_prob", 0.0)
+    head = TwoLayerHead(linear.in_features, linear.out_features, float(dropout))
+    head.to(linear.weight.device, linear.weight.dtype)
+    if not linear.weight.is_meta:
         head.apply(model._init_weights)
-    setattr(model, name, head.train(old.training))
+    setattr(model, names[0], head.train(linear.training))
 
 
 def needs_two_layer_head(model: nn.Module, config: HoulsbyConfig) -> bool:
-    """Return whether an adapter's head has a hidden layer: a saved one as recorded, a new one also
-    as the base's.
+    """Return whether an adapter's head has a hidden layer.
+
+    A saved one has it as recorded, a new one as the user or the base model has it.
     """
-    if config.two_layer_head or config.loaded is None:
-        return config.two_layer_head or has_two_layer_head(model)
-    return config.loaded.record.two_layer_head
+    if config.two_layer_head:
+        return True
+    if config.loaded is not None:
+        return config.loaded.record.two_layer_head
+    return has_two_layer_head(model)
 
 
 def new_heads(
@@ -341,43 +383,56 @@ def new_heads(
     An adapter has a head of its own where the shapes of its weights differ. This is the one way to
     give it one, for new and for loaded adapters. The base model is not changed.
     """
-    heads: dict[str, nn.Module | None] = dict.fromkeys(names)
-    known = getattr(model, "config", None)
+    copies: dict[str, nn.Module | None] = dict.fromkeys(names)
+    labels_of_model = labels_of_base(getattr(model, "config", None))
+    labels = config.id2label or labels_of_model
+    if config.id2label is None and config.loaded is not None:
+        labels = config.loaded.record.id2label or labels_of_model
     two_layer = needs_two_layer_head(model, config)
-    of_file = config.loaded.record.id2label if config.loaded else None
-    labels = config.id2label or of_file or labels_of_base(known)
-    is_as_base = len(labels) == len(labels_of_base(known)) and two_layer == has_two_layer_head(
-        model
-    )
-    if is_as_base or (
-        not heads and config.loaded
-    ):  # on an encoder without the head, for its features
-        return heads
-    if not isinstance(model, PreTrainedModel) or not heads:
+    is_as_base = len(labels) == len(labels_of_model) and two_layer == has_two_layer_head(model)
+    # A saved adapter on an encoder, without its head, for features.
+    is_headless = config.loaded is not None and not names
+    if is_as_base or is_headless:
+        return copies
+    own_heads = {}
+    if isinstance(model, PreTrainedModel) and names:
+        own_heads = _new_own_heads(model, labels, two_layer, names)
+    if not own_heads:
         raise ValueError(
-            "HoulsbyConfig.id2label and two_layer_head give an adapter a head of its own, in a task model of "
-            f"transformers; {type(model).__name__} has no head that is trained. Leave both out."
+            "HoulsbyConfig.id2label and two_layer_head give an adapter a head of its own, in a "
+            f"task model of transformers; {type(model).__name__} has no head that is trained. "
+            "Leave both out."
         )
-    blank_config = copy.deepcopy(model.config)
-    blank_config.id2label = dict(labels)
-    blank_config.label2id = {name: number for number, name in labels.items()}
+    return copies | own_heads
+
+
+def _new_own_heads(
+    model: PreTrainedModel, labels: Mapping[int, str], two_layer: bool, names: Iterable[str]
+) -> dict[str, nn.Module | None]:
+    """Return those heads of these names that have other shapes with an adapter's labels."""
+    config = copy.deepcopy(model.config)
+    config.id2label = dict(labels)
+    config.label2id = {name: number for number, name in labels.items()}
     with torch.device("meta"):
-        blank = type(model)(blank_config)
+        blank = type(model)(config)
         if two_layer:
             put_two_layer_head(blank)
-    for name in heads:
-        wrapper = model.get_submodule(name)
-        old = wrapper.original_module if isinstance(wrapper, HoulsbyHead) else wrapper
-        new = blank.get_submodule(name)
-        if _shapes(new) != _shapes(old):
-            new = new.to_empty(device=device_of(old) or "cpu").to(dtype_of(old))
-            for part in new.modules():
-                if isinstance(
-                    part, nn.modules.batchnorm._NormBase
-                ):  # which transformers leaves as they are
-                    part.reset_running_stats()
-            heads[name] = new.apply(model._init_weights).train(old.training)
+    heads: dict[str, nn.Module | None] = {}
+    for name in names:
+        head, head_of_base = blank.get_submodule(name), _head_of_base(model.get_submodule(name))
+        if _shapes(head) != _shapes(head_of_base):
+            head = head.to_empty(device=device_of(head_of_base) or "cpu")
+            heads[name] = _initialized(head.to(dtype_of(head_of_base)), model)
+            head.train(head_of_base.training)
     return heads
+
+
+def _initialized(head: nn.Module, model: PreTrainedModel) -> nn.Module:
+    for module in head.modules():
+        # transformers does not initialize them.
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.reset_running_stats()
+    return head.apply(model._init_weights)
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

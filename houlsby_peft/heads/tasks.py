@@ -1,6 +1,4 @@
-"""What an adapter's head predicts: classes of transformers, their names on the Hub, and PEFT's task
-types.
-"""
+"""What an adapter's head predicts: kinds of tasks, task types of PEFT, labels, and the loss."""
 
 from __future__ import annotations
 
@@ -25,9 +23,10 @@ class TaskKind:
     """A kind of task.
 
     Args:
-        pipeline: Its name on the Hub, which is that of transformers' pipeline if there is one.
+        pipeline: Its name on the Hub and, if transformers has a pipeline for it, the pipeline's.
         auto_class: The class of transformers that loads a base model with a head for it.
-        class_suffix: The end of the names of the models' own classes: `BertForSequenceClassification`.
+        class_suffix: The end of the names of the models' own classes, as of
+            `BertForSequenceClassification`.
         task_type: PEFT's name for it; None if PEFT has none.
     """
 
@@ -83,38 +82,46 @@ def task_kind_of_class(name: str) -> TaskKind | None:
     """Return the task of a class of transformers by its name, such as "BertForTokenClassification",
     or None.
     """
-    return next((task for task in TASK_KINDS if name.endswith(task.class_suffix)), None)
+    for kind in TASK_KINDS:
+        if name.endswith(kind.class_suffix):
+            return kind
+    return None
 
 
 def find_task_type(model: nn.Module, heads: Collection[str], names: Iterable[str]) -> str | None:
-    """Return PEFT's name for the task of a model's head, or None if PEFT has none under which it
-    loads the adapter.
+    """Return PEFT's name for the task of a model's head; None if PEFT cannot load the adapter so.
 
-    For some task types, PEFT expects that an adapter has trained the head, and it passes texts to
-    the model by name. Where that does not fit, an adapter is loaded without a task type.
+    The adapter is then loaded without a task type. For some task types, PEFT expects that the
+    adapter has trained the head: no module of `names` that PEFT calls a head is outside of `heads`.
     """
-    task = task_kind_of_class(type(model).__name__)
-    if (
-        task is None
-        or task.task_type is None
-        or getattr(model, "main_input_name", None) != "input_ids"
-    ):
+    kind = task_kind_of_class(type(model).__name__)
+    if kind is None or kind.task_type is None or not _fits_class_of_peft(model, kind.task_type):
         return None
-    inputs = {"input_ids", "attention_mask", "inputs_embeds"}
-    if task.task_type == "SEQ_2_SEQ_LM":
-        inputs.add("decoder_input_ids")
-    given = inspect.signature(model.forward).parameters.keys()
-    if not inputs <= given:
+    expected = HEADS_OF_PEFT.get(kind.task_type)
+    if expected is None:
+        return kind.task_type
+    if not heads:
         return None
+    for key in names:
+        if key.endswith(expected) and not any(is_inside(key, head) for head in heads):
+            return None
+    return kind.task_type
+
+
+def _fits_class_of_peft(model: nn.Module, task_type: str) -> bool:
+    """Return whether a model takes the inputs that PEFT's class for a task gives to it by name."""
+    if getattr(model, "main_input_name", None) != "input_ids":
+        return False
+    names = {"input_ids", "attention_mask", "inputs_embeds"}
+    if task_type == "SEQ_2_SEQ_LM":
+        names.add("decoder_input_ids")
+    parameters = inspect.signature(model.forward).parameters.keys()
     # PEFT's class for question answering drops the token types, which tell BERT the question from
     # its context.
-    has_token_types = "token_type_ids" in given and getattr(model.config, "type_vocab_size", 2) > 1
-    if task.task_type == "QUESTION_ANS" and has_token_types:
-        return None
-    expected = HEADS_OF_PEFT.get(task.task_type, ())
-    found = [key for key in names if key.endswith(expected)] if expected else []
-    is_trained = bool(heads) and all(any(is_inside(key, head) for head in heads) for key in found)
-    return task.task_type if is_trained or not expected else None
+    has_token_types = getattr(model.config, "type_vocab_size", 2) > 1
+    if task_type == "QUESTION_ANS" and "token_type_ids" in parameters and has_token_types:
+        return False
+    return names <= parameters
 
 
 def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
@@ -179,21 +186,25 @@ def use_labels(
     if base_config is None or (kind is not None and not kind.has_labels):
         yield
         return
-    attributes = vars(model)
-    before = {name: attributes[name] for name in ("config", "num_labels") if name in attributes}
+    # Some models keep the number of labels beside their configuration.
+    number_of_base = getattr(model, "num_labels", None)
     model.config = copy.copy(base_config)
     if config is not None and record is not None:
         model.config.problem_type = _stated_problem_type(config, record, base_config)
-        if record.id2label:
-            model.config.id2label = record.id2label
-            if "num_labels" in before:
-                model.num_labels = len(record.id2label)
+        labels = config.id2label or record.id2label
+        if labels:
+            model.config.id2label = labels
+            if number_of_base is not None:
+                model.num_labels = len(labels)
     try:
         yield
         if config is not None and record is not None:
-            _note_problem_type(config, record, base_config, model.config.problem_type)
+            problem_type = getattr(model.config, "problem_type", None)
+            _note_problem_type(config, record, base_config, problem_type)
     finally:
-        attributes.update(before)
+        model.config = base_config
+        if number_of_base is not None:
+            model.num_labels = number_of_base
 
 
 def _stated_problem_type(
@@ -204,14 +215,18 @@ def _stated_problem_type(
         return config.problem_type
     if record.has_labels_of_base:
         return getattr(base_config, "problem_type", None)
-    return None if record.is_problem_type_inferred else record.problem_type
+    if record.is_problem_type_inferred:
+        return None
+    return record.problem_type
 
 
 def _note_problem_type(
     config: HoulsbyConfig, record: AdapterRecord, base_config: Any, problem_type: str | None
 ) -> None:
-    """Record that the labels of a batch are several per row, as predictions depend on it."""
-    if _stated_problem_type(config, record, base_config) is None:
-        is_multi_label = problem_type == "multi_label_classification"
-        record.problem_type = problem_type if is_multi_label else None
-        record.is_problem_type_inferred = is_multi_label
+    """Record whether the labels of a batch are several per row, as predictions depend on it."""
+    if _stated_problem_type(config, record, base_config) is not None:
+        return
+    if problem_type == "multi_label_classification":
+        record.problem_type, record.is_problem_type_inferred = problem_type, True
+    elif record.is_problem_type_inferred:
+        record.problem_type, record.is_problem_type_inferred = None, False

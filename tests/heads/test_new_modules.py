@@ -90,7 +90,7 @@ def test_one_that_is_asked_for_is_trained_once(without_pooler):
 def test_none_is_trained_where_none_is_new(with_pooler, without_pooler):
     offloaded = load(without_pooler)
     offloaded.bert.pooler.to("meta")
-    bare = BertModel.from_pretrained(without_pooler)
+    bare = BertModel.from_pretrained(with_pooler)
     for base in (load(with_pooler), tiny_bert(), bare, offloaded):
         config = HoulsbyConfig(r=4)
         model = get_peft_model(base, config)
@@ -98,6 +98,26 @@ def test_none_is_trained_where_none_is_new(with_pooler, without_pooler):
     config = HoulsbyConfig(r=4, modules_to_save=[])
     model = get_peft_model(load(without_pooler), config)
     assert model.base_model.records["default"].heads == []
+
+
+def test_a_new_pooler_of_an_encoder_without_a_head(without_pooler, token_ids, tmp_path):
+    model = get_peft_model(BertModel.from_pretrained(without_pooler), HoulsbyConfig(r=4)).eval()
+    assert model.peft_config["default"].record.heads == ["pooler"]
+    perturb(model)
+    expected = model(token_ids).pooler_output
+    model.save_pretrained(tmp_path)
+    base = BertModel.from_pretrained(without_pooler)
+    assert not torch.equal(
+        base.pooler.dense.weight, model.get_base_model().pooler.original_module.dense.weight
+    )
+    loaded = PeftModel.from_pretrained(base, tmp_path).eval()
+    assert torch.equal(loaded(token_ids).pooler_output, expected)
+    # Not a head: it cannot have labels.
+    with pytest.raises(ValueError, match="BertModel has no head that is trained"):
+        get_peft_model(
+            BertModel.from_pretrained(without_pooler),
+            HoulsbyConfig(r=4, id2label=dict(enumerate("abcd"))),
+        )
 
 
 def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(

@@ -150,6 +150,32 @@ def test_the_loss_is_that_of_the_active_adapters_labels(
     torch.testing.assert_close(output.loss, loss(output.logits.squeeze(), targets))
 
 
+@pytest.mark.parametrize(
+    ("of_base", "problem_type", "number", "loss"),
+    [
+        (2, "regression", 2, functional.mse_loss),
+        (2, "multi_label_classification", 3, functional.binary_cross_entropy_with_logits),
+        (1, "regression", 1, functional.mse_loss),
+        # A head with one output never has the same problem as one with several.
+        (1, "regression", 3, functional.binary_cross_entropy_with_logits),
+        (2, "single_label_classification", 1, functional.mse_loss),
+    ],
+    ids=str,
+)
+def test_an_adapter_with_its_own_labels_has_the_base_models_problem_type(
+    of_base, problem_type, number, loss, token_ids, tmp_path
+):
+    base = tiny_bert(num_labels=of_base, problem_type=problem_type)
+    model = get_peft_model(base, HoulsbyConfig(r=4, id2label=labels(number))).eval()
+    targets = torch.rand(5, number)
+    output = model(input_ids=token_ids, labels=targets)
+    torch.testing.assert_close(output.loss, loss(output.logits, targets))
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_bert(num_labels=of_base), tmp_path)
+    output = loaded(input_ids=token_ids, labels=targets)
+    torch.testing.assert_close(output.loss, loss(output.logits, targets))
+
+
 def test_the_loss_of_a_model_that_reads_the_number_of_labels_from_its_configuration(token_ids):
     config = BartConfig(
         **{**CASES["bart"].config, "vocab_size": 99},
