@@ -1,5 +1,5 @@
 """`FanOut`: one text, many tasks. Below the first layer that an adapter changes, each text of a
-    batch runs once.
+batch runs once.
 
 To the outside, the model runs on a row per pair of a text and an adapter, so heads, losses and
 everything between layers see an ordinary mixed batch. Only a layer that computes the same for all
@@ -10,21 +10,27 @@ told of a layer, it runs on all rows, to the same result; so do all layers of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import Cache
 
-from ..layer import HoulsbyTunerLayer
+from ..layer import Batch, HoulsbyTunerLayer, batch_of
 from .rows import select_rows
 
 
 # What holds the output of inner modules, which would have one row per text.
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
+
+
+class _BatchOfPairs(Batch, Protocol):
+    """A batch that knows whether an adapter has run, so that the pairs of a text may differ."""
+
+    is_changed: bool
 
 
 class FanOut:
@@ -34,17 +40,23 @@ class FanOut:
 
     def __init__(self, names: Sequence[Sequence[str]]) -> None:
         self.texts = len(names)
-        self.names = [name for own in names for name in own]
-        # The text of each pair.
-        self._text = torch.tensor(
-            [text for text, own in enumerate(names) for _ in own], dtype=torch.long
-        )
+        # The adapter and the text of each pair.
+        self.names: list[str] = []
+        texts: list[int] = []
+        for text, names_of_text in enumerate(names):
+            self.names += names_of_text
+            texts += [text] * len(names_of_text)
+        self._text = torch.tensor(texts, dtype=torch.long)
         # Of the texts with adapters: the first pair of each, and of each pair the position of its
         # text among them.
         _, self._position, counts = self._text.unique_consecutive(
             return_inverse=True, return_counts=True
         )
         self._first = counts.cumsum(0) - counts
+        # Whether the model records the outputs of its layers.
+        self._is_recorded = False
+        # The arguments with a row per pair of the layer that runs once per text.
+        self._arguments: tuple[Any, Any] | None = None
 
     def repeat(self, value: Any) -> Any:
         """Return arguments with a row per pair, from arguments with a row per text."""
@@ -52,56 +64,33 @@ class FanOut:
 
     @contextmanager
     def attach(
-        self, model: nn.Module, is_running: Callable[[], bool], is_changed: Callable[[], bool]
+        self, model: nn.Module, batch: _BatchOfPairs, batches: Mapping[int, Batch]
     ) -> Iterator[None]:
         """Within this context, repeat the texts that a model is called with, and run its lower
         layers once per text.
 
-        These are all layers until an adapter has changed what the pairs of a text compute.
+        These are all layers until an adapter has changed what the pairs of a text compute. `batch`
+        has the pairs. The hooks of other threads' calls do nothing.
         """
-        records = False
 
         # PyTorch gives no kwargs to another thread's call whose hook is removed meanwhile.
-        def repeat_inputs(_: nn.Module, args: Any, kwargs: Any = None) -> Any:
-            nonlocal records
-            if not is_running():
-                return None
-            if kwargs.get("past_key_values") is not None:
-                raise ValueError(
-                    "Several adapters for one text need a model that runs once, and not a generation. Repeat the text."
-                )
-            config = getattr(model, "config", None)
-            given = {name: kwargs.get(name) for name in _RECORDED}
-            records = any(
-                getattr(config, name, False) if given[name] is None else given[name]
-                for name in _RECORDED
-            )
-            if getattr(config, "use_cache", False):
-                kwargs = {"use_cache": False, **kwargs}
-            return self.repeat((args, kwargs))
-
-        # The arguments with a row per pair of the layer that runs once per text.
-        whole: tuple[Any, Any] | None = None
+        def repeat_inputs(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
+            if is_running():
+                return self._repeat_inputs(module, args, kwargs)
+            return None
 
         def start(_: nn.Module, args: Any, kwargs: Any = None) -> Any:
-            nonlocal whole
-            if not is_running() or is_changed() or records or not self._repeats((args, kwargs)):
+            if not is_running() or batch.is_changed or self._is_recorded:
                 return None
-            whole = args, kwargs
-            return select_rows(whole, self._first, len(self.names))
+            return self._narrow(args, kwargs)
 
-        def end(layer: nn.Module, args: Any, output: Any) -> Any:
-            nonlocal whole
-            if not is_running() or whole is None:
-                return None
-            given, whole = whole, None
-            texts = len(self._first)
-            if all(
-                each is not None and each.shape[:1] in ((), (1,), (texts,))
-                for each in _find_tensors(output)
-            ):
-                return select_rows(output, self._position, texts)
-            return layer.forward(*given[0], **given[1])
+        def end(layer: nn.Module, _: Any, output: Any) -> Any:
+            if is_running():
+                return self._widen(layer, output)
+            return None
+
+        def is_running() -> bool:
+            return batch_of(batches) is batch
 
         with ExitStack() as stack:
             hook = model.register_forward_pre_hook(repeat_inputs, with_kwargs=True, prepend=True)
@@ -111,6 +100,41 @@ class FanOut:
                     stack.callback(layer.register_forward_pre_hook(start, with_kwargs=True).remove)
                     stack.callback(layer.register_forward_hook(end, prepend=True).remove)
             yield
+
+    def _repeat_inputs(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the arguments of the model with a row per pair."""
+        if kwargs.get("past_key_values") is not None:
+            raise ValueError(
+                "Several adapters for one text need a model that runs once, and not a generation. "
+                "Repeat the text."
+            )
+        config = getattr(model, "config", None)
+        self._is_recorded = False
+        for name in _RECORDED:
+            option = kwargs.get(name)
+            if option or (option is None and getattr(config, name, False)):
+                self._is_recorded = True
+        if getattr(config, "use_cache", False):
+            kwargs = {"use_cache": False, **kwargs}
+        return self.repeat((args, kwargs))
+
+    def _narrow(self, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of a layer with a row per text; None if it runs on all rows."""
+        if not self._repeats((args, kwargs)):
+            return None
+        self._arguments = args, kwargs
+        return select_rows(self._arguments, self._first, len(self.names))
+
+    def _widen(self, layer: nn.Module, output: Any) -> Any:
+        """Return the output of a layer with a row per pair; None if it has run on all rows."""
+        if self._arguments is None:
+            return None
+        (args, kwargs), self._arguments = self._arguments, None
+        texts = len(self._first)
+        for tensor in _find_tensors(output):
+            if tensor is None or tensor.shape[:1] not in ((), (1,), (texts,)):
+                return layer.forward(*args, **kwargs)
+        return select_rows(output, self._position, texts)
 
     def _repeats(self, value: Any) -> bool:
         """Return whether a layer's arguments have a row per pair, and the same for all pairs of a
@@ -154,12 +178,15 @@ def _find_unchanged_layers(model: nn.Module, names: set[str]) -> Iterator[nn.Mod
     adapters is.
     """
     for child in model.children():
-        is_changed = any(
-            isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
-            and not names.isdisjoint(module._get_available_adapters())
-            for module in child.modules()
-        )
-        if isinstance(model, nn.ModuleList) and not is_changed:
+        if isinstance(model, nn.ModuleList) and not _is_changed(child, names):
             yield child
         else:
             yield from _find_unchanged_layers(child, names)
+
+
+def _is_changed(layer: nn.Module, names: set[str]) -> bool:
+    for module in layer.modules():
+        is_wrapper = isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
+        if is_wrapper and not names.isdisjoint(module._get_available_adapters()):
+            return True
+    return False

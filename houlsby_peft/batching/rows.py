@@ -11,13 +11,13 @@ layer are refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from threading import get_ident
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from peft.utils import AuxiliaryTrainingWrapper
@@ -34,8 +34,17 @@ _FOREIGN = "this part reads inputs, such as images, that may belong to any row"
 # The state of a generation, which a run on other rows would change, and labels, which the base
 # model may not know.
 _LEFT_OUT = ("past_key_values", "cache_position", "cache_params", "use_cache", "labels")
-# Of each call of a module: the shape, and the means over all dimensions but the first and the last.
-_Calls: TypeAlias = list[tuple[torch.Size, torch.Tensor]]
+
+
+class _Call(NamedTuple):
+    """What has reached a module in one call."""
+
+    shape: torch.Size
+    # Over all dimensions of the hidden states but the first and the last.
+    means: torch.Tensor
+
+
+_Calls: TypeAlias = dict[nn.Module, list[_Call]]
 
 
 @dataclass(frozen=True)
@@ -64,28 +73,32 @@ class Rows:
     def times(self, module: nn.Module, hidden: torch.Tensor) -> int:
         """Return how many successive indices of the first dimension belong to each row."""
         layout = self.layouts[module]
-        size, problem = hidden.shape[0], layout.problem
-        if layout.is_one_per_row:
-            if size not in (self.number, self.number * self.repeats):
-                problem = "the model has changed the number of rows"
-        elif not problem:
-            is_right = size % self.number == 0
-            if hidden.dim() <= 2:
-                # Flattened. If padding were left out, the total could be a multiple of the rows by
-                # chance.
-                per_row = {
-                    length * times for length in (1, *self.lengths) for times in (1, self.repeats)
-                }
-                is_right = size in {self.number * each for each in per_row}
-            if not is_right:
-                problem = "the rows have different numbers of hidden states"
+        problem = layout.problem or self._find_problem(layout, hidden)
         if problem:
             raise AdapterError(
-                "In a mixed batch, it must be known which hidden states belong to which row; got the shape "
-                f"{tuple(hidden.shape)} at {layout.name} for {self.number} rows, but {problem}. Run the rows of each "
-                "adapter separately, or use adapters that leave this part out (exclude_modules)."
+                "In a mixed batch, it must be known which hidden states belong to which row; got "
+                f"the shape {tuple(hidden.shape)} at {layout.name} for {self.number} rows, but "
+                f"{problem}. Run the rows of each adapter separately, or use adapters that leave "
+                "this part out (exclude_modules)."
             )
-        return size // self.number
+        return hidden.shape[0] // self.number
+
+    def _find_problem(self, layout: Layout, hidden: torch.Tensor) -> str:
+        """Return why the rows of these hidden states cannot be told; empty if they can."""
+        size = hidden.shape[0]
+        if layout.is_one_per_row:
+            if size not in (self.number, self.number * self.repeats):
+                return "the model has changed the number of rows"
+            return ""
+        is_right = size % self.number == 0
+        if hidden.dim() <= 2:
+            # Rows and tokens are flattened. If padding were left out, the total could be a multiple
+            # of the rows by chance.
+            sizes = {self.number * length for length in (1, *self.lengths)}
+            is_right = size in sizes or size / self.repeats in sizes
+        if not is_right:
+            return "the rows have different numbers of hidden states"
+        return ""
 
 
 class RowFinder:
@@ -97,149 +110,170 @@ class RowFinder:
     def __init__(self, model: nn.Module, batches: dict[int, Batch]) -> None:
         self.model = model
         self.batches = batches
-        self._found: dict[object, dict[nn.Module, Layout]] = {}
+        self._layouts: dict[object, dict[nn.Module, Layout]] = {}
 
     @cached_property
-    def _changed(self) -> dict[nn.Module, tuple[str, str]]:
-        """The name of each module that adapters have changed, and of the outermost list of layers
-        that it is in.
-        """
-        modules = dict(self.model.named_modules())
-        lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
-        return {
-            module: (
-                name,
-                min((outer for outer in lists if is_inside(name, outer)), key=len, default=name),
-            )
-            for name, module in modules.items()
-            if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
-        }
+    def _changed(self) -> dict[nn.Module, str]:
+        """The name of each module that adapters have changed."""
+        names = {}
+        for name, module in self.model.named_modules():
+            if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
+                names[module] = name
+        return names
+
+    @cached_property
+    def _stacks(self) -> list[str]:
+        """The names of all lists of layers, the outer ones first."""
+        modules = self.model.named_modules()
+        return [name for name, module in modules if isinstance(module, nn.ModuleList)]
+
+    def _stack_of(self, module: nn.Module) -> str:
+        """Return the outermost list of layers that a changed module is in, or its own name."""
+        name = self._changed[module]
+        for stack in self._stacks:
+            if is_inside(name, stack):
+                return stack
+        return name
 
     @contextmanager
     def activate(self, batch: Batch) -> Iterator[None]:
         """Within this context, let the layers compute a batch in this thread."""
         thread = get_ident()
-        before = self.batches.get(thread)
+        outer_batch = self.batches.get(thread)
         self.batches[thread] = batch
         try:
             yield
         finally:
-            if before is None:
+            if outer_batch is None:
                 del self.batches[thread]
             else:
-                self.batches[thread] = before
+                self.batches[thread] = outer_batch
 
     def find(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rows:
-        """Return the rows of a forward pass or generation; if its inputs are of a new kind, run
-        rows alone first.
+        """Return the rows of a forward pass or generation.
+
+        If its inputs are of a new kind, the base model runs on rows of it first.
         """
-        tensors = {
-            name: value
-            for name, value in chain(enumerate(args), kwargs.items())
-            if isinstance(value, torch.Tensor)
-        }
-        # One token alone does not tell apart what is flattened from what is not.
-        kind = frozenset(
-            (name, value.dim(), value.shape[:1] == (number,), value.shape[1:2] == (1,))
-            for name, value in tensors.items()
-        )
-        if kind not in self._found:
-            self._found[kind] = self._find_layouts(number, args, kwargs)
-        lengths = frozenset(value.shape[1] for value in tensors.values() if value.dim() > 1)
-        # How often `generate` repeats each row.
+        kind, lengths = set(), set()
+        for name, value in chain(enumerate(args), kwargs.items()):
+            if isinstance(value, torch.Tensor):
+                is_per_row = value.shape[:1] == (number,)
+                # One token alone does not tell apart what is flattened from what is not.
+                is_one_token = value.shape[1:2] == (1,)
+                kind.add((name, value.dim(), is_per_row, is_one_token))
+                lengths.update(value.shape[1:2])
+        key = frozenset(kind)
+        if key not in self._layouts:
+            self._layouts[key] = self._find_layouts(number, args, kwargs)
+        repeats = self._count_repeats(kwargs)
+        return Rows(number, repeats, frozenset(lengths), self._layouts[key])
+
+    def _count_repeats(self, kwargs: Mapping[str, Any]) -> int:
+        """Return how often `generate` repeats each row."""
         config = kwargs.get("generation_config") or getattr(self.model, "generation_config", None)
-        options = (
-            kwargs.get(name) or getattr(config, name, None)
-            for name in ("num_beams", "num_return_sequences")
-        )
-        repeats = max((int(option) for option in options if option), default=1)
-        return Rows(number, repeats, lengths, self._found[kind])
+        repeats = 1
+        for name in ("num_beams", "num_return_sequences"):
+            option = kwargs.get(name) or getattr(config, name, None)
+            repeats = max(repeats, int(option or 1))
+        return repeats
 
     def _find_layouts(
         self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[nn.Module, Layout]:
         """Return the layout of each module that adapters have changed."""
+        inputs, further_args = self._name_inputs(args, kwargs)
+        attempts = [inputs]
         parameters = inspect.signature(self.model.forward).parameters
-        if (
-            "inputs" in kwargs.keys() - parameters.keys()
-        ):  # the name of the first argument of `generate`
-            kwargs = kwargs | {getattr(self.model, "main_input_name", "inputs"): kwargs["inputs"]}
-        names = [
-            name
-            for name, parameter in parameters.items()
-            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        ]
-        takes_all = any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        is_decoder_without_inputs = (
+            "decoder_input_ids" in parameters and inputs.get("decoder_input_ids") is None
         )
-        # What `generate` takes for itself, such as num_beams, is left out.
-        inputs = {
-            name: value
-            for name, value in (dict(zip(names, args, strict=False)) | kwargs).items()
-            if name not in _LEFT_OUT
-            and (name in parameters or (takes_all and isinstance(value, torch.Tensor)))
-        }
-        tries = [inputs]
-        if "decoder_input_ids" in parameters and inputs.get("decoder_input_ids") is None:
+        tensor = first_tensor(inputs.values())
+        if is_decoder_without_inputs and tensor is not None:
             # `generate` chooses the first token itself.
-            device = next(
-                (value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None
-            )
-            tries.append(
-                inputs
-                | {"decoder_input_ids": torch.zeros(number, 1, dtype=torch.long, device=device)}
-            )
+            start = tensor.new_zeros((number, 1), dtype=torch.long)
+            attempts.append(inputs | {"decoder_input_ids": start})
         problems = []
-        for each in tries:
+        for attempt in attempts:
             try:
-                return self._compare(number, args[len(names) :], each)
+                return self._compare(number, further_args, attempt)
             except Exception as error:
                 line = (str(error).splitlines() or [""])[0][:200]
                 problems.append(
                     f"the model does not run on two rows alone ({type(error).__name__}: {line})"
                 )
-        return {
-            module: Layout(name, problem=problems[0]) for module, (name, _) in self._changed.items()
-        }
+        layouts = {}
+        for module, name in self._changed.items():
+            layouts[module] = Layout(name, problem=problems[0])
+        return layouts
+
+    def _name_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Return the inputs of a forward pass by name, and the arguments that have no names.
+
+        What `generate` takes for itself, such as num_beams, is left out.
+        """
+        parameters = inspect.signature(self.model.forward).parameters
+        names, takes_all = [], False
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                names.append(name)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                takes_all = True
+        named = dict(zip(names, args, strict=False)) | kwargs
+        if "inputs" in kwargs and "inputs" not in parameters:
+            # The name of the first argument of `generate`.
+            named[getattr(self.model, "main_input_name", "inputs")] = kwargs["inputs"]
+        inputs = {}
+        for name, value in named.items():
+            is_taken = name in parameters or (takes_all and isinstance(value, torch.Tensor))
+            if is_taken and name not in _LEFT_OUT:
+                inputs[name] = value
+        return inputs, args[len(names) :]
 
     def _compare(
         self, number: int, args: tuple[Any, ...], inputs: dict[str, Any]
     ) -> dict[nn.Module, Layout]:
-        """Compare runs of the base model on one and on two rows of a batch."""
-
-        def try_rows(inputs: dict[str, Any], *rows: int) -> dict[nn.Module, _Calls]:
-            trial = _Trial()
-            own_args, own_inputs = select_rows((args, inputs), torch.tensor(rows), number)
-            with torch.no_grad(), self.activate(trial):
-                self.model(*own_args, **own_inputs)
-            return trial.calls
-
-        others = _find_others(inputs)
-        text = {name: value for name, value in inputs.items() if name not in others}
-        own_lists: set[str] | None = None
-        if others:
+        """Return the layouts, by runs of the base model on one and on two rows of a batch."""
+        try_rows = partial(self._try_rows, number, args)
+        single, pair = [0], [0, number - 1]
+        foreign = _find_foreign(inputs)
+        text = {name: value for name, value in inputs.items() if name not in foreign}
+        stacks_of_text: set[str] | None = None
+        if foreign:
             # Where images are optional, each may belong to any row of the text. If they are needed,
             # each row has one.
             with suppress(Exception):
-                own_lists = {self._changed[module][1] for module in try_rows(text, 0)}
+                stacks_of_text = set(map(self._stack_of, try_rows(text, single)))
         problem = "no hidden states come here when two rows run alone"
         try:
-            one, two = try_rows(inputs, 0), try_rows(inputs, 0, number - 1)
+            calls_of_single, calls_of_pair = try_rows(inputs, single), try_rows(inputs, pair)
         except Exception:
-            if own_lists is None:
+            if stacks_of_text is None:
                 raise
             # Images of all rows may be packed into one tensor.
-            one, two = try_rows(text, 0), try_rows(text, 0, number - 1)
+            calls_of_single, calls_of_pair = try_rows(text, single), try_rows(text, pair)
             problem = _FOREIGN
         layouts = {}
-        for module, (name, outer) in self._changed.items():
-            if module not in two:
+        for module, name in self._changed.items():
+            if module not in calls_of_pair:
                 layouts[module] = Layout(name, problem=problem)
-            elif own_lists is not None and outer not in own_lists:
+            elif stacks_of_text is not None and self._stack_of(module) not in stacks_of_text:
                 layouts[module] = Layout(name, problem=_FOREIGN)
             else:
-                layouts[module] = _find_layout(name, one.get(module, []), two[module])
+                calls = calls_of_single.get(module, [])
+                layouts[module] = _find_layout(name, calls, calls_of_pair[module])
         return layouts
+
+    def _try_rows(
+        self, number: int, args: tuple[Any, ...], inputs: dict[str, Any], rows: Sequence[int]
+    ) -> _Calls:
+        """Run the base model on these of the rows, and return what reaches the changed modules."""
+        trial = _Trial()
+        args, inputs = select_rows((args, inputs), torch.tensor(rows), number)
+        with torch.no_grad(), self.activate(trial):
+            self.model(*args, **inputs)
+        return trial.calls
 
 
 def run_adapter(
@@ -256,12 +290,17 @@ def run_adapter(
 
 
 def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
-    """Return the given rows of every tensor that has a row per example, inside arguments of any
-    kind.
+    """Return the rows of an index, of every tensor with a row per example inside arguments.
+
+    Args:
+        value: Tensors of the shape `(rows, ...)` and others, in tuples, dicts and outputs.
+        index: Rows to select, of the shape `(selected,)`.
+        rows: The number of rows.
     """
     if isinstance(value, torch.Tensor):
-        is_per_row = value.dim() and value.shape[0] == rows
-        return value.index_select(0, index.to(value.device)) if is_per_row else value
+        if value.dim() and value.shape[0] == rows:
+            return value.index_select(0, index.to(value.device))
+        return value
     if isinstance(value, tuple):
         return tuple(select_rows(item, index, rows) for item in value)
     if isinstance(value, dict):
@@ -272,85 +311,100 @@ def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
 
 def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
     """Return the first tensor with a dimension."""
-    return next(
-        (value for value in values if isinstance(value, torch.Tensor) and value.dim()), None
-    )
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim():
+            return value
+    return None
 
 
 class _Trial:
-    """A run of the base model on a few rows, which records what reaches the modules that adapters
-    have changed.
+    """A pass of the base model, which records what reaches the modules that adapters have
+    changed.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[nn.Module, _Calls] = {}
+        self.calls: _Calls = {}
 
     def apply(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what reaches a layer, and return what the base model computes there."""
         hidden = first_tensor((*args, *kwargs.values()))
         if hidden is not None:
-            means = (
-                hidden.float()
-                .reshape(len(hidden), -1, hidden.shape[-1] if hidden.dim() > 1 else 1)
-                .mean(1)
-            )
-            self.calls.setdefault(layer, []).append((hidden.shape, means))
+            width = hidden.shape[-1] if hidden.dim() > 1 else 1
+            means = hidden.float().reshape(len(hidden), -1, width).mean(1)
+            self.calls.setdefault(layer, []).append(_Call(hidden.shape, means))
         return run_adapter(layer, BASE, args, kwargs)
 
 
-def _find_others(inputs: dict[str, Any]) -> set[str]:
-    """Return the inputs that come with the tokens or their embeddings, such as images; none if
-    there are no tokens.
+def _find_foreign(inputs: Mapping[str, Any]) -> set[str]:
+    """Return the inputs, such as images, that come with the tokens or their embeddings.
+
+    There are none if there are no tokens.
     """
-    tensors = {
-        name: value
-        for name, value in inputs.items()
-        if isinstance(value, torch.Tensor) and value.dim()
-    }
-    floats = {
-        name for name, value in tensors.items() if value.is_floating_point() and "mask" not in name
-    }
-    text = {name for name in tensors if "input_ids" in name or "inputs_embeds" in name}
-    text = text or {
-        name for name, value in tensors.items() if name not in floats and value.dim() == 2
-    }
-    if not text or not floats - text:
-        return set()
-    # Sizes of images are integers, but there is not one for each token.
-    shapes = {tensors[name].shape[:2] for name in text}
-    known = {
-        name
-        for name in tensors.keys() - floats
-        if "mask" in name or tensors[name].shape[:2] in shapes
-    }
-    return tensors.keys() - text - known
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.dim():
+            tensors[name] = value
+    text = _find_text(tensors)
+    shapes_of_text = {tensors[name].shape[:2] for name in text}
+    foreign, has_floats = set(), False
+    for name in tensors.keys() - text:
+        is_float = _is_float(name, tensors[name])
+        # Sizes of images are integers, but there is not one for each token.
+        is_of_text = "mask" in name or tensors[name].shape[:2] in shapes_of_text
+        if is_float or not is_of_text:
+            foreign.add(name)
+        has_floats = has_floats or is_float
+    return foreign if text and has_floats else set()
 
 
-def _find_layout(name: str, one: _Calls, two: _Calls) -> Layout:
+def _find_text(tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the inputs that are tokens or their embeddings."""
+    text, integers = set(), set()
+    for name, tensor in tensors.items():
+        if "input_ids" in name or "inputs_embeds" in name:
+            text.add(name)
+        elif tensor.dim() == 2 and not _is_float(name, tensor):
+            integers.add(name)
+    return text or integers
+
+
+def _is_float(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and "mask" not in name
+
+
+def _find_layout(name: str, calls_of_single: list[_Call], calls_of_pair: list[_Call]) -> Layout:
     """Return the layout of a module from what one row and two rows have given to it."""
-    if [(2 * shape[0], *shape[1:]) for shape, _ in one] != [tuple(shape) for shape, _ in two]:
-        shown = [
-            ", ".join(str(tuple(shape)) for shape, _ in calls) or "none" for calls in (one, two)
-        ]
+    doubled = [(2 * call.shape[0], *call.shape[1:]) for call in calls_of_single]
+    if doubled != [tuple(call.shape) for call in calls_of_pair]:
         return Layout(
-            name, problem=f"one row alone has {shown[0]} there, and two rows have {shown[1]}"
+            name,
+            problem=f"one row alone has {_show_shapes(calls_of_single)} there, and two rows have "
+            f"{_show_shapes(calls_of_pair)}",
         )
-    if not all(_is_in_order(alone, both) for (_, alone), (_, both) in zip(one, two, strict=True)):
-        return Layout(name, problem="they are in another order than the rows")
-    return Layout(name, is_one_per_row=all(shape[0] == 1 for shape, _ in one))
+    for single, pair in zip(calls_of_single, calls_of_pair, strict=True):
+        if not _is_in_order(single.means, pair.means):
+            return Layout(name, problem="they are in another order than the rows")
+    return Layout(name, is_one_per_row=all(call.shape[0] == 1 for call in calls_of_single))
 
 
-def _is_in_order(alone: torch.Tensor, both: torch.Tensor) -> bool:
+def _show_shapes(calls: Iterable[_Call]) -> str:
+    return ", ".join(str(tuple(call.shape)) for call in calls) or "none"
+
+
+def _is_in_order(single: torch.Tensor, pair: torch.Tensor) -> bool:
     """Return whether the hidden states of the row that ran alone come first among those of two, in
     the same order.
+
+    Args:
+        single: Means of the row that ran alone, of the shape `(indices, width)`.
+        pair: Means of two rows, of the shape `(2 * indices, width)`.
     """
-    first, second = both.split(len(alone))
-    mean = alone.mean(0)
+    first, second = pair.split(len(single))
+    mean = single.mean(0)
     # Rounding depends on the size of a batch.
     is_first = (first.mean(0) - mean).norm() <= (second.mean(0) - mean).norm() + 0.01 * mean.norm()
-    if len(alone) == 1:
+    if len(single) == 1:
         return bool(is_first)
     # Compared to how different the parts of the row are.
-    return bool(
-        is_first and (first - alone).norm() <= 0.2 * (alone - mean).norm() + 1e-4 * alone.norm()
-    )
+    bound = 0.2 * (single - mean).norm() + 1e-4 * single.norm()
+    return bool(is_first and (first - single).norm() <= bound)
