@@ -102,7 +102,7 @@ def test_none_is_trained_where_none_is_new(with_pooler, without_pooler):
 
 def test_a_new_pooler_of_an_encoder_without_a_head(without_pooler, token_ids, tmp_path):
     model = get_peft_model(BertModel.from_pretrained(without_pooler), HoulsbyConfig(r=4)).eval()
-    assert model.peft_config["default"].saved.record.heads == ["pooler"]
+    assert model.base_model.records["default"].heads == ["pooler"]
     perturb(model)
     expected = model(token_ids).pooler_output
     model.save_pretrained(tmp_path)
