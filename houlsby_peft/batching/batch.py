@@ -206,7 +206,7 @@ class MixedBatch:
         return groups
 
     def _pad(
-        self, rows: Sequence[Sequence[int]], names: Sequence[str], device: torch.device
+        self, rows: Sequence[list[int]], names: Sequence[str], device: torch.device
     ) -> _PaddedRows:
         """Return the rows of each adapter of a group, padded to the largest number of rows."""
         key = (len(names), *map(tuple, rows), device)

@@ -186,7 +186,8 @@ def _find_unchanged_layers(model: nn.Module, names: set[str]) -> Iterator[nn.Mod
 
 def _is_changed(layer: nn.Module, names: set[str]) -> bool:
     for module in layer.modules():
-        is_wrapper = isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
-        if is_wrapper and not names.isdisjoint(module._get_available_adapters()):
+        if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)) and (
+            names & module._get_available_adapters()
+        ):
             return True
     return False

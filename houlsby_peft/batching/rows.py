@@ -115,7 +115,7 @@ class RowFinder:
     @cached_property
     def _changed(self) -> dict[nn.Module, str]:
         """The name of each module that adapters have changed."""
-        names = {}
+        names: dict[nn.Module, str] = {}
         for name, module in self.model.named_modules():
             if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
                 names[module] = name
@@ -154,7 +154,8 @@ class RowFinder:
 
         If its inputs are of a new kind, the base model runs on rows of it first.
         """
-        kind, lengths = set(), set()
+        kind: set[tuple[object, ...]] = set()
+        lengths: set[int] = set()
         for name, value in chain(enumerate(args), kwargs.items()):
             if isinstance(value, torch.Tensor):
                 is_per_row = value.shape[:1] == (number,)

@@ -231,7 +231,7 @@ class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
         """Return the head that an adapter uses: its own copy or, without one, the base model's."""
         if adapter_name in self.modules_to_save:
             return self.modules_to_save[adapter_name]
-        return self.original_module
+        return self.original_module  # type: ignore[no-any-return]
 
     def check_set_adapter(self, adapter_name: str | list[str]) -> str | None:
         names = [adapter_name] if isinstance(adapter_name, str) else adapter_name
@@ -352,10 +352,10 @@ def put_two_layer_head(model: PreTrainedModel) -> None:
             f"{type(model).__name__} has {shown or 'no head'}. Keep its own head."
         )
     linear = modules[0]
-    dropout = getattr(model.config, "classifier_dropout", None)
+    dropout: float | None = getattr(model.config, "classifier_dropout", None)
     if dropout is None:
-        dropout = getattr(model.config, "hidden_dropout_prob", 0.0)
-    head = TwoLayerHead(linear.in_features, linear.out_features, float(dropout))
+        dropout = float(getattr(model.config, "hidden_dropout_prob", 0.0))
+    head = TwoLayerHead(linear.in_features, linear.out_features, dropout)
     head.to(linear.weight.device, linear.weight.dtype)
     if not linear.weight.is_meta:
         head.apply(model._init_weights)
