@@ -176,14 +176,13 @@ def _convert(
 def _check_base(published: Published, base_config: PretrainedConfig) -> None:
     """Refuse a base model of another type or width than the one that the adapter records."""
     fields, model_type = published.adapter.fields, str(base_config.model_type)
-    recorded = fields.get("model_type") or model_type, fields["hidden_size"]
+    recorded_type, recorded_width = fields.get("model_type") or model_type, fields["hidden_size"]
     width = getattr(base_config, "hidden_size", None)
-    if recorded != (model_type, width):
-        recorded_type, recorded_width = (shortened(str(value)) for value in recorded)
+    if recorded_type != model_type or recorded_width != width:
         raise AdapterError(
-            f"The adapter was trained on a base model of the type {recorded_type} and the width "
-            f"{recorded_width}; this one is a {model_type} of the width {width}. Give the right "
-            "one as base_model."
+            "The adapter was trained on a base model of the type "
+            f"{shortened(str(recorded_type))} and the width {shortened(str(recorded_width))}; this "
+            f"one is a {model_type} of the width {width}. Give the right one as base_model."
         )
 
 

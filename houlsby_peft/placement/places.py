@@ -401,11 +401,11 @@ def _find_named(view: View, config: HoulsbyConfig) -> list[Place]:
         target_modules=config.target_modules, exclude_modules=None, modules_to_save=None
     )
     layers = look_up_layers(view)
-    projections = {}
+    projections, layer_names = {}, []
     for layer, sub_layers in layers.items():
+        layer_names.append(full_name(*layer))
         for _, end in sub_layers:
             projections[full_name(*layer, end.output)] = full_name(*layer, end.tells_width)
-    layer_names = {full_name(*layer) for layer in layers}
     ends = {*projections, *projections.values()}
     places, inside = [], []
     for key in view.modules:
