@@ -14,6 +14,7 @@ import csv
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,13 +104,12 @@ def main() -> None:
     model = get_peft_model(model, config)
     model.print_trainable_parameters()
 
-    def tokenize(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+    def tokenize(rows: dict[str, list[str]]) -> Any:
         return tokenizer(rows["text"], truncation=True, max_length=128)
 
     def accuracy(evaluation: EvalPrediction) -> dict[str, float]:
-        return {
-            "accuracy": float(np.mean(evaluation.predictions.argmax(-1) == evaluation.label_ids))
-        }
+        predicted = np.asarray(evaluation.predictions).argmax(-1)
+        return {"accuracy": float(np.mean(predicted == evaluation.label_ids))}
 
     data = splits.map(tokenize, batched=True)
     arguments = TrainingArguments(
@@ -140,7 +140,7 @@ def main() -> None:
 
     # A few hundred kB to a few MB, beside which the encoder is downloaded once for all tasks.
     folder = OUTPUT / "adapter"
-    model.save_pretrained(folder)
+    model.save_pretrained(str(folder))
     tokenizer.save_pretrained(folder)
 
     adapter = houlsby_peft.load(folder)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from datasets import Dataset
 from peft import PeftModel
@@ -69,7 +69,7 @@ class MlmTrainer(RecipeTrainer):
     def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.head = head if isinstance(self.model, PeftModel) else {}
-        self.collator = self.data_collator
+        self.collator = cast(DataCollatorForLanguageModeling, self.data_collator)
         self.data_collator = self._mask_by_epoch
 
     def _mask_by_epoch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -85,7 +85,7 @@ class MlmTrainer(RecipeTrainer):
         finally:
             self.data_collator = self._mask_by_epoch
 
-    def compute_loss(
+    def compute_loss(  # type: ignore[override]
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
         """Return the mean loss of the masked tokens. The head, which costs as much as all layers,
@@ -121,7 +121,7 @@ class MlmTrainer(RecipeTrainer):
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        self._load_head(self.state.best_model_checkpoint)
+        self._load_head(str(self.state.best_model_checkpoint))
 
     def _load_head(self, folder: str) -> None:
         if self.head:
@@ -142,20 +142,18 @@ class MlmTask(Task):
     collator = DataCollatorForLanguageModeling
     trainer_class = MlmTrainer
 
-    def prepare(
-        self, command: Command
-    ) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
+    def prepare(self, command: Command) -> tuple[Any, PreTrainedTokenizerBase]:
         """Load the encoder with its head for masked words; make trainable what the method trains,
         and a new head.
         """
         arguments, method, adapter, _ = command
-        model, tokenizer, missing = load_model(
+        encoder, tokenizer, missing = load_model(
             self.auto_class, arguments.model_name, method.base_dtype
         )
         # "all" norms are those of the encoder: the models of other recipes would lack a norm of
         # this head.
-        config = adapter.config(exclude_modules=rf"(?!{model.base_model_prefix}\.).*")
-        model = apply_method(model, method, config, adapter.init_adapter)
+        config = adapter.config(exclude_modules=rf"(?!{encoder.base_model_prefix}\.).*")
+        model = apply_method(encoder, method, config, adapter.init_adapter)
         # Without the output weights, which are tied.
         self.trained = {
             name: weight for name, weight in base_model(model).named_parameters() if name in missing
@@ -164,8 +162,8 @@ class MlmTask(Task):
             weight.requires_grad = True
         if not isinstance(model, PeftModel):
             keep_pooler(model)
-        new = sum(weight.numel() for weight in self.trained.values())
-        head = f"{new:,} weights are new, and trained" if new else "that of the checkpoint"
+        count = sum(weight.numel() for weight in self.trained.values())
+        head = f"{count:,} weights are new, and trained" if count else "that of the checkpoint"
         log(f"{len(self.splits['train']):,} training texts; encoder {arguments.model_name}")
         log(f"head for masked words: {head}")
         return model, tokenizer
@@ -225,7 +223,7 @@ def load_head(saved: Saved) -> None:
     file, model = Path(saved.name, HEAD_FILE), base_model(saved.model)
     if file.is_file():
         model.load_state_dict(load_file(file), strict=False)
-    elif isinstance(saved.model, PeftModel) and not has_head(model.name_or_path):
+    elif isinstance(saved.model, PeftModel) and not has_head(str(model.name_or_path)):
         raise RecipeError(
             "The loss of an adapter needs the head for masked words that was trained with it; "
             f"{saved.name} lacks {HEAD_FILE}, which a push to the Hub leaves out. Evaluate the "
@@ -237,17 +235,19 @@ def has_head(name: str) -> bool:
     """Return whether a checkpoint has a head for masked words, by the class that its configuration
     names.
     """
-    kinds = config_of(find_packaged(name)).architectures or ()
     # ELECTRA and Funnel are pretrained to tell replaced words, without a head for masked ones.
-    others = ("ElectraForPreTraining", "FunnelForPreTraining")
-    return any(
-        kind.endswith(("ForMaskedLM", "ForPreTraining")) and kind not in others for kind in kinds
-    )
+    without_head = ("ElectraForPreTraining", "FunnelForPreTraining")
+    for kind in config_of(find_packaged(name)).architectures or ():
+        if kind.endswith(("ForMaskedLM", "ForPreTraining")) and kind not in without_head:
+            return True
+    return False
 
 
 def base_model(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
     """Return the model without what PEFT has put around it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    if isinstance(model, PeftModel):
+        return cast(PreTrainedModel, model.get_base_model())
+    return model
 
 
 def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:

@@ -15,6 +15,7 @@ finished stream on the same tasks or on other data of these names.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from common.arguments import ClassifierArguments, flag
 from common.classification import ClassificationArguments, ClassificationTask, load_task, run
 from common.command import TASK, Command, parse_command
 from common.edge import RecipeError, end_with_one_line
+from common.model import Saved
 from common.reading import files_of
 from common.run import write_json
 from common.task import run_task
@@ -35,7 +37,9 @@ STREAM_FILE = "stream.json"
 class StreamArguments(ClassificationArguments):
     """The tasks, in their order, and how to read them."""
 
-    data: list[str] = flag(help="The data sets: folders, files or names on the Hub.")  # noqa: RUF009
+    data: list[str] = flag(  # type: ignore[assignment]  # noqa: RUF009
+        help="The data sets: folders, files or names on the Hub."
+    )
 
 
 def main() -> None:
@@ -61,13 +65,8 @@ def main() -> None:
         tasks[name] = load_task(of_task.arguments, training)
         training.choosing_by(tasks[name].scores, training.output_dir)
     for name, of_task in commands.items():
-        task = tasks[name]
-        results[name] = run_task(
-            ClassificationTask,
-            lambda _, task=task: task,
-            of_task,
-            files_of(of_task.arguments),
-        )
+        load = partial(_loaded, tasks[name])
+        results[name] = run_task(ClassificationTask, load, of_task, files_of(of_task.arguments))
     if training.process_index == 0:
         learned = {}
         for name, of_task in commands.items():
@@ -80,6 +79,10 @@ def main() -> None:
                 f"The outputs of {', '.join(changed)} differ beside other adapters, which must not "
                 "be."
             )
+
+
+def _loaded(task: ClassificationTask, saved: Saved | None) -> ClassificationTask:
+    return task
 
 
 def split_command(command: Command) -> dict[str, Command]:

@@ -22,6 +22,7 @@ BERT, MINILM = "google-bert/bert-base-uncased", "minilm"
 POOLER = "pooler"  # BERT's layer between the encoder and the head of a classifier
 MAIN_METRIC = "main"
 AUTO = "auto"
+BaseDtype = Literal["auto", "float32", "bfloat16"]
 DATA_FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 # What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
 MINILM_SETTINGS: dict[str, dict[str, Any]] = {
@@ -31,6 +32,7 @@ MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     "layer_norm": {"train_pooler": True},
     "linear": {"train_pooler": True},
 }
+_NORMS: dict[str, bool | Literal["all"]] = {"true": True, "false": False, "all": "all"}
 
 
 def flag(**options: Any) -> Any:
@@ -184,11 +186,11 @@ class AdapterArguments:
         return HoulsbyConfig(
             r=self.r,
             share_layers=self.share_layers,
-            train_layer_norm={"true": True, "false": False, "all": "all"}[self.train_layer_norm],
+            train_layer_norm=_NORMS[self.train_layer_norm],
             layers_to_transform=self.layers,
             activation=self.activation,
             kind=self.kind,
-            positions=self.positions,
+            positions=self.positions,  # type: ignore[arg-type]  # None: those of the kind
             dropout=self.dropout,
             init_std=self.init_std,
             **fields,
@@ -233,7 +235,7 @@ class MethodArguments:
         help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA or IA3, "
         "or only the head. Every method trains the head.",
     )
-    base_dtype: Literal["auto", "float32", "bfloat16"] = flag(
+    base_dtype: BaseDtype = flag(  # noqa: RUF009
         default=AUTO,
         help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' "
         "is bfloat16 if this device multiplies matrices of the model's shape faster in "

@@ -38,7 +38,7 @@ class Command(NamedTuple):
 
     def with_arguments(self, **values: Any) -> "Command":
         """Return a copy with other values, in every group that has arguments of these names."""
-        groups = []
+        groups: list[Any] = []
         for group in self:
             changed = copy.copy(group)
             for name, value in values.items():
@@ -79,7 +79,7 @@ def parse_command(
     Defaults that depend on flags are resolved before the dataclasses are made. The recipe's own,
     such as a preset's, are stronger than resolve_defaults'.
     """
-    groups = (kind, MethodArguments, adapter, RecipeTrainingArguments)
+    groups: Any = (kind, MethodArguments, adapter, RecipeTrainingArguments)
     parser = HfArgumentParser(
         groups, usage="accelerate launch recipes/%(prog)s [flags]", allow_abbrev=False
     )

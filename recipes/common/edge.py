@@ -25,7 +25,7 @@ _NOISE = (
 
 
 class RecipeError(Exception):
-    """A wrong flag, file or value. The message states the rule, what was received and the remedy."""
+    """A wrong flag, file or value. The message states the rule, the value and the remedy."""
 
 
 def log(message: str, file: TextIO | None = None) -> None:

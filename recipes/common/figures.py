@@ -340,7 +340,7 @@ def push_command(adapter: Path) -> str:
     from houlsby_peft import HoulsbyConfig  # only here, as the tables of a study need no torch
     from houlsby_peft.hub.card import find_base
 
-    if find_base(HoulsbyConfig.from_pretrained(adapter))[0] is None:
+    if find_base(HoulsbyConfig.from_pretrained(str(adapter)))[0] is None:
         return "its base model must be on the Hub, see docs/hub.md"
     words = re.findall(r"\w+(?:\.\w+)*", adapter.resolve().parent.name, re.ASCII)
     name = "-".join(words)  # as the Hub allows

@@ -6,13 +6,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, Value, load_dataset
 from numpy.typing import NDArray
-from transformers import EvalPrediction
+from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from common.arguments import ClassifierArguments, EncoderArguments, flag
 from common.command import Command, parse_command
@@ -72,12 +72,12 @@ class GlueTask(Task):
         A score without a value is 0: Matthews' and the other correlations if all predictions or all
         references are equal, F1 if neither has the class 1.
         """
-        outputs = evaluation.predictions
+        outputs = np.asarray(evaluation.predictions)
         check_finite(outputs)
         predicted = outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)
         scores = {}
         for name in TASK_SCORES[self.name]:
-            expected = evaluation.label_ids.astype(np.float64)
+            expected = np.asarray(evaluation.label_ids, np.float64)
             scores[name] = float(SCORES[name](expected, predicted.astype(np.float64)))
         return scores
 
@@ -135,8 +135,9 @@ class GlueTask(Task):
         data = _read(test_set.source, test_set.split, self.data_dir)
         check_columns(data, f"{test_set.source} {test_set.split}", self.text_columns)
         texts = data.select_columns(list(self.text_columns))
-        rows = self.encode(texts, name, trainer.processing_class, self.max_length)
-        return trainer.predict(rows, metric_key_prefix="submission").predictions
+        tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
+        rows = self.encode(texts, name, tokenizer, self.max_length)
+        return np.asarray(trainer.predict(rows, metric_key_prefix="submission").predictions)
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
         address = {} if self.data_dir else {"id": HUB_DATASET, "config": self.name}

@@ -75,10 +75,10 @@ def list_numbers(name: str, result: Any) -> dict[str, float]:
     {"accuracy": 0.5} of accuracy is named "accuracy", {"PER": {"f1": 0.5}} of seqeval
     "seqeval.PER.f1".
     """
+    numbers: dict[str, float] = {}
     if isinstance(result, dict):
-        numbers = {}
         for key, value in result.items():
             numbers |= list_numbers(name if key == name else f"{name}.{key}", value)
-        return numbers
-    is_number = isinstance(result, Real) and not isinstance(result, bool)
-    return {name: float(result)} if is_number and math.isfinite(result) else {}
+    elif isinstance(result, Real) and not isinstance(result, bool) and math.isfinite(result):
+        numbers[name] = float(result)
+    return numbers

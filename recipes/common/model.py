@@ -23,11 +23,18 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 import houlsby_peft
-from common.arguments import AUTO, MINILM, POOLER, MethodArguments, RecipeTrainingArguments
+from common.arguments import (
+    AUTO,
+    MINILM,
+    POOLER,
+    BaseDtype,
+    MethodArguments,
+    RecipeTrainingArguments,
+)
 from common.command import Command
 from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
@@ -136,25 +143,25 @@ def on_main(training: RecipeTrainingArguments, work: Callable[[], Any]) -> Any:
     return outcome_of_main
 
 
-def find_dtype(command: Command, encoder: str | None) -> str:
+def find_dtype(command: Command, encoder: str | None) -> BaseDtype:
     """Return the data type of the frozen weights, measuring which is faster where it is 'auto'.
 
     A run that resumes keeps the one that it began with.
     """
     method, training = command.method, command.training
-    if method.base_dtype != AUTO:
+    if method.base_dtype != "auto":
         return method.base_dtype
     if not method.adds_weights or training.fp16 or _is_sharded(training):
         return "float32"
 
-    def choose() -> str:
+    def choose() -> Any:
         if not training.overwrite_output_dir:
             begun = read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}
             if begun.get("base_dtype"):
-                return str(begun["base_dtype"])
+                return begun["base_dtype"]
         return _choose_dtype(training, str(encoder))
 
-    return str(on_main(training, choose))
+    return cast(BaseDtype, on_main(training, choose))
 
 
 def _choose_dtype(training: RecipeTrainingArguments, encoder: str) -> str:
@@ -221,8 +228,9 @@ def apply_method(
     """
     if config.two_layer_head:
         put_two_layer_head(model)
-    trains_pooler = POOLER in (config.modules_to_save or ())
-    pooler = [find_pooler(model)] if trains_pooler else []
+    pooler = []
+    if POOLER in (config.modules_to_save or ()):
+        pooler.append(find_pooler(model))
     if method.method == "houlsby":
         return _add_adapter(model, config, init_adapter)
     heads = list(dict.fromkeys([*find_new_modules(model), *pooler]))
@@ -308,7 +316,7 @@ def keep_pooler(model: PreTrainedModel) -> None:
     if getattr(encoder, POOLER, encoder) is None:
         with quiet():
             whole, loading = AutoModel.from_pretrained(
-                model.name_or_path, dtype=model.dtype, output_loading_info=True
+                str(model.name_or_path), dtype=model.dtype, output_loading_info=True
             )
         if getattr(whole, POOLER, None) and not any(
             name.startswith(f"{POOLER}.") for name in loading["missing_keys"]
@@ -445,10 +453,12 @@ def _encoder_of(
     folder: Path, base_model: str | None, num_labels: int, dtype: str, auto_class: Any
 ) -> PreTrainedModel:
     """Load the base model of LoRA or IA3, with the head's size where it is known."""
-    config = PeftConfig.from_pretrained(folder)
+    config = PeftConfig.from_pretrained(str(folder))
     source = base_model or find_packaged(config.base_model_name_or_path)
-    sizes = {"num_labels": num_labels} if num_labels else {}
-    encoder, _ = _load_quietly(auto_class, source, dtype=getattr(torch, dtype), **sizes)
+    options = {"dtype": getattr(torch, dtype)}
+    if num_labels:
+        options["num_labels"] = num_labels
+    encoder, _ = _load_quietly(auto_class, source, **options)
     heads = tuple(config.modules_to_save or ())
     if dtype != "float32" and heads:
         for key, module in encoder.named_modules():

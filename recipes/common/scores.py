@@ -148,10 +148,10 @@ def server_average(scores: ByTask) -> float | None:
     """
     means = []
     for task, names in GLUE_TASKS.items():
-        values = [scores.get(task, {}).get(name) for name in names]
-        if None in values:
+        of_task = scores.get(task, {})
+        if not of_task.keys() >= set(names):
             return None
-        means.append(mean(values))
+        means.append(mean(of_task[name] for name in names))
     return mean(means)
 
 
@@ -196,9 +196,9 @@ class ClassScores:
     def present(self) -> list[int]:
         """The scored classes that occur among the labels or the predictions, as in macro-F1."""
         if self.expected.ndim == 2:
-            return np.flatnonzero((self.expected + self.predicted).any(axis=0)).tolist()
+            return list(np.flatnonzero((self.expected + self.predicted).any(axis=0)).tolist())
         numbers = np.union1d(self.expected, self.predicted)
-        return numbers[numbers < self.scored].tolist()
+        return list(numbers[numbers < self.scored].tolist())
 
     def by_class(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, F1 and support of each present class; without any, an empty
@@ -289,8 +289,8 @@ class ClassScores:
 class ValueScores:
     """What a model has predicted for examples with a score."""
 
-    expected: NDArray[np.float64]
-    predicted: NDArray[np.float64]
+    expected: NDArray[np.floating[Any]]
+    predicted: NDArray[np.floating[Any]]
 
     def by_class(self) -> None:
         """A score has no classes."""

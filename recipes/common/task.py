@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 from numpy.typing import NDArray
+from peft import PeftModel
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
@@ -95,7 +96,7 @@ class Task(ABC):
         """Return the text or pair of texts of a row."""
         return [row[column] for column in self.text_columns]
 
-    def prepare(self, command: Command) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def prepare(self, command: Command) -> tuple[Any, PreTrainedTokenizerBase]:
         """Load the encoder with a new head for this task, and make trainable what the method
         trains.
         """
@@ -131,7 +132,7 @@ class Task(ABC):
 
     def make_trainer(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | PeftModel,
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         training: RecipeTrainingArguments,
@@ -176,14 +177,16 @@ class Task(ABC):
     def examples(self, trainer: RecipeTrainer) -> Examples:
         """Return the predictions for the validation split as metrics of `evaluate` take them."""
         _, _, output = trainer.predict_validation()
-        outputs, labels = output.predictions, output.label_ids
+        outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
         if len(self.labels) == 1:
             return Examples(outputs[:, 0].tolist(), labels.tolist())
         if np.ndim(labels) == 2:
             numbers = (outputs > 0).astype(int)
             return Examples(numbers.tolist(), labels.astype(int).tolist(), average="macro")
-        average = "macro" if len(self.labels) > 2 else None
-        return Examples(outputs.argmax(-1).tolist(), labels.tolist(), average)
+        predicted = outputs.argmax(-1).tolist()
+        if len(self.labels) == 2:
+            return Examples(predicted, labels.tolist())
+        return Examples(predicted, labels.tolist(), average="macro")
 
     def load_metrics(self, names: Sequence[str] | None) -> dict[str, Any]:
         """Load the metrics that a command line names, before anything is trained."""
@@ -215,7 +218,9 @@ class Task(ABC):
             path.parent.mkdir(parents=True, exist_ok=True)
             table.map(defused).to_csv(path, index=False)
             log(f"predictions for the test split: {path}")
-        return None if prediction.label_ids is None else self.score(prediction)
+        if prediction.label_ids is None:
+            return None
+        return self.score(EvalPrediction(prediction.predictions, prediction.label_ids))
 
     def predicted(self, prediction: PredictionOutput) -> pd.DataFrame | None:
         """Return a table of the predictions for the test split, if they are to be written."""
@@ -238,8 +243,9 @@ class Task(ABC):
         """Return what results.json says of the data: the name, the address on the Hub if they are
         there, the split that the scores are of, and the rows of all splits.
         """
-        on_hub = not looks_like_a_path(arguments.data)
-        address = {"id": arguments.data, "config": arguments.data_config} if on_hub else {}
+        address = {}
+        if not looks_like_a_path(arguments.data):
+            address = {"id": arguments.data, "config": arguments.data_config}
         rows = {name: len(split) for name, split in self.splits.items()}
         return {"name": arguments.name, **address, "split": "validation", "rows": rows}
 
@@ -338,7 +344,7 @@ def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> d
         "text_columns": task.text_columns,
         **task.describe_labels(),
         "test": test,
-        "per_class": None if predictions is None else predictions.per_class,
+        "per_class": predictions and predictions.per_class,
         CONTENT: run.content,
     }
     if training.process_index == 0:
@@ -374,7 +380,7 @@ def evaluate(
         "evaluated": saved.name,
         "scores": scores,
         **task.compute_metrics(metrics, trainer),
-        "per_class": None if predictions is None else predictions.per_class,
+        "per_class": predictions and predictions.per_class,
         "dataset": task.describe_data(arguments),
         "labels": task.labels,
         "test": test,

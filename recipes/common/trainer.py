@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
+from common.arguments import RecipeTrainingArguments
 from common.edge import RecipeError, log
 from common.model import active_record
 from common.run import COMPLETE, MOMENT, SAVED, flags_of, step_of
@@ -114,6 +115,9 @@ class RecipeTrainer(Trainer):
     `describe` makes what the report of the end shows, out of the outputs and the labels of a split.
     """
 
+    args: RecipeTrainingArguments
+    model: Any
+
     def __init__(
         self,
         *args: Any,
@@ -148,7 +152,9 @@ class RecipeTrainer(Trainer):
         if self.args.adapter_drop:
             self.add_callback(AdapterDrop())
 
-    def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> TrainOutput:
+    def train(  # type: ignore[override]
+        self, resume_from_checkpoint: str | None = None, **kwargs: Any
+    ) -> TrainOutput:
         """Print the number of trained parameters, train as Trainer.train does, and score the last
         step if it has the kept weights and was not evaluated.
         """
@@ -247,9 +253,8 @@ class RecipeTrainer(Trainer):
         strategy = self.args.train_sampling_strategy
         self.args.train_sampling_strategy = "sequential"
         try:
-            output = super().predict(
-                test_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs
-            )
+            kwargs["metric_key_prefix"] = metric_key_prefix
+            output = super().predict(test_dataset, *args, **kwargs)
         finally:
             self.args.train_sampling_strategy = strategy
         if metric_key_prefix == "test" and output.label_ids is not None:
@@ -273,7 +278,7 @@ class RecipeTrainer(Trainer):
             "strategy": self.strategy,
             "epochs": scores_per_epoch(self.state.log_history),
             "chosen_by": chosen_by,
-            "best_epoch": None if self.best_step is None else self.kept["epoch"],
+            "best_epoch": self.best_step and self.kept["epoch"],
             "best_score": scores.get(chosen_by.removeprefix("eval_")),
             "best_scores": scores,
             "trainable_parameters": self.trainable,
@@ -296,7 +301,8 @@ class RecipeTrainer(Trainer):
             return None
         else:
             name, data, output = self.predict_validation()
-        return Described(name, data, self._describe(output.predictions, output.label_ids))
+        outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
+        return Described(name, data, self._describe(outputs, labels))
 
     def predict_validation(self) -> tuple[str, Dataset[Any], PredictionOutput]:
         """Return the validation split's name, its rows, and what the kept weights predict for it.
@@ -304,7 +310,7 @@ class RecipeTrainer(Trainer):
         Of several, such as MNLI's two, it is the one that chooses the best epoch.
         """
         if self._of_validation is None:
-            name, data = "validation", self.eval_dataset
+            name, data = "validation", cast(Any, self.eval_dataset)
             if isinstance(data, dict):
                 for split in data:
                     if self.args.metric_for_best_model.startswith(f"{split}_"):
@@ -359,7 +365,7 @@ class RecipeTrainer(Trainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback):
                 # The command's patience, not the checkpoint's.
-                patience = self.args.early_stopping_patience
+                patience = self.args.early_stopping_patience or 0
                 callback.early_stopping_patience = patience
                 is_over |= callback.early_stopping_patience_counter >= patience
         return (epochs, 0) if is_over else trained
@@ -432,11 +438,9 @@ class _OrderOfEpoch(Sampler[int]):
 class Bar(ProgressCallback):
     """The Trainer's bar, with the loss beside it in place of lines."""
 
-    def on_log(
-        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.training_bar is not None and "loss" in kwargs["logs"]:
-            self.training_bar.set_postfix_str(format_scores({"loss": kwargs["logs"]["loss"]}))
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.training_bar is not None and "loss" in logs:
+            self.training_bar.set_postfix_str(format_scores({"loss": logs["loss"]}))
 
 
 class Lines(TrainerCallback):
@@ -486,7 +490,7 @@ class Lines(TrainerCallback):
             if "loss" in entry and entry["step"] > step:
                 # Each logged loss is a mean over the steps since the one before.
                 total += entry["loss"] * (entry["step"] - step)
-                step = entry["step"]
+                step = int(entry["step"])
         if step == self._evaluated:
             return {}
         mean = total / (step - self._evaluated)
