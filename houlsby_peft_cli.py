@@ -189,14 +189,11 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
             help="metadata of the card, such as license=apache-2.0 language=en",
         )
 
-    info = add("info", _info, "describe an adapter without loading its base model")
-    info.add_argument("--json", action="store_true", help="print one JSON object")
-
     predict = add(
         "predict", _predict, "predict for texts or for the rows of a file, with one adapter or many"
     )
     export = add("export", _export, "export an adapter with its base model to ONNX")
-    for command in (info, predict, export):
+    for command in (predict, export):
         several = (
             "; or a folder of adapters or runs, of which each answers" if command is predict else ""
         )
@@ -380,18 +377,6 @@ def _card(options: argparse.Namespace) -> None:
             SavedAdapter.open(options.folder), chosen["example"], options.base_model
         )
     print(write_card(options.folder, options.repo_id, answer=answer, **chosen))
-
-
-def _info(options: argparse.Namespace) -> None:
-    from houlsby_peft.checkpoints.saved import SavedAdapter
-    from houlsby_peft.hub.info import describe, describe_as_text
-
-    saved = SavedAdapter.open(options.adapter, options.revision)
-    if options.json:
-        print(json.dumps(describe(saved), indent=2, ensure_ascii=False))
-        return
-    for name, value in describe_as_text(saved):
-        print(f"{name:<18}  {value}")
 
 
 def _predict(options: argparse.Namespace) -> None:

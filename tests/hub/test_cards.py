@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    BertForNextSentencePrediction,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -227,6 +228,16 @@ def test_the_parameters_are_those_that_the_model_trains(base, adapter, tmp_path)
     )
     two = make_adapter(tmp_path, base, trainable_token_indices=[5, 6])
     assert count_parameters(SavedAdapter.open(two)) == {**expected, "tokens": 2 * d}
+
+
+def test_the_card_of_an_adapter_whose_task_is_unknown(base, tmp_path):
+    model = get_peft_model(BertForNextSentencePrediction.from_pretrained(base), HoulsbyConfig(r=4))
+    trained, _ = model.get_nb_trainable_parameters()
+    model.save_pretrained(tmp_path)
+    card = make_card(SavedAdapter.open(tmp_path), "user/x")
+    assert row(card, "trained parameters").startswith(f"- **trained parameters**: {trained:,} (")
+    assert "pipeline_tag" not in card.data.to_dict()
+    assert 'PeftModel.from_pretrained(base_model, "user/x")' in card.text
 
 
 OPTIONS = {

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from peft import get_peft_model
-from transformers import BertForNextSentencePrediction
 
 import houlsby_peft
-from houlsby_peft import AdapterError, HoulsbyConfig
+from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
 from hub_models import BASE, TEXTS, make_adapter
 
@@ -112,34 +110,6 @@ def test_the_example_of_a_card_where_the_recorded_base_is_gone(hub, base, tmp_pa
     assert answer in hub.store.repos["user/gone"].head.files["README.md"].decode()
 
 
-def test_info_describes_an_adapter_whose_task_is_unknown(base, tmp_path, capsys):
-    model = get_peft_model(BertForNextSentencePrediction.from_pretrained(base), HoulsbyConfig(r=4))
-    model.save_pretrained(tmp_path)
-    main(["info", str(tmp_path), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["task"] is None
-    assert found["parameters"]["total"] == sum(
-        weight.numel() for weight in model.parameters() if weight.requires_grad
-    )
-    main(["info", str(tmp_path)])
-    assert capsys.readouterr().out.startswith("options ")
-
-
-def test_info_prints_plain_text(base, tmp_path, capsys):
-    folder = make_adapter(tmp_path, base, str(base))
-    path = folder / "adapter_config.json"
-    path.write_text(
-        json.dumps(
-            json.loads(path.read_text())
-            | {"id2label": dict(enumerate(["*a*", "\x1b[31m", "c\nd"]))}
-        )
-    )
-    main(["info", str(folder)])
-    printed = capsys.readouterr().out
-    assert f"base model          {base}\n" in printed
-    assert "classes             *a*, \ufffd[31m, c d\n" in printed
-
-
 def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch):
     texts = [text for text, _ in TEXTS[:4]]
     predictor = houlsby_peft.load(adapter, base_model=str(base))
@@ -178,12 +148,12 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
 def test_an_error_shows_its_traceback_only_if_asked_for(adapter, tmp_path, monkeypatch):
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"truncated")
     with pytest.raises(SystemExit, match="error: "):
-        main(["info", str(adapter)])
+        main(["card", str(adapter)])
     with pytest.raises(AdapterError, match="header"):
-        main(["info", str(adapter), "--debug"])
+        main(["card", str(adapter), "--debug"])
     monkeypatch.setenv("HOULSBY_DEBUG", "1")
     with pytest.raises(AdapterError, match="header"):
-        main(["info", str(adapter)])
+        main(["card", str(adapter)])
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version", "push --help", "predict --help"])
@@ -226,7 +196,7 @@ def test_a_reader_that_stops_early_is_no_error(adapter):
     reading, writing = os.pipe()
     os.close(reading)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-m", "houlsby_peft_cli", "info", str(adapter)]
+    command = [sys.executable, "-m", "houlsby_peft_cli", "card", str(adapter)]
     done = subprocess.run(
         command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment
     )
