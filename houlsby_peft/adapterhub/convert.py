@@ -23,6 +23,7 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..hub.card import CARD_FILE, find_base, is_repo_id, make_card
 from ..hub.markdown import code
+from ..hub.results import read_report
 from ..placement.places import find_places
 from ..placement.plan import Plan
 from ..record import AdapterRecord, Place, SavedState
@@ -118,6 +119,7 @@ def _write_own(
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.")
     card = make_card(
         SavedAdapter.open(folder),
+        read_report(folder),
         name if is_repo_id(name) else "adapter",
         base_model=_find_base_on_hub(base, str(published.adapter.fields.get("model_name"))),
     )

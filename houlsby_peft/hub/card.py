@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import re
 import warnings
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from pprint import pformat
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -28,26 +26,9 @@ from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
-from ..record import AdapterRecord
-from .markdown import Markdown, block, cell, code, escape, link
-from .metadata import as_list, make_metadata, make_widget
-from .results import (
-    Results,
-    Rows,
-    TrainingRun,
-    class_table,
-    collect_scores,
-    find_figures,
-    find_results,
-    format_mean,
-    get_scores,
-    hyperparameter_tables,
-    log_table,
-    read_runs,
-    readable_name,
-    score_table,
-    table_of_test_scores,
-)
+from .markdown import Markdown, block, cell, code, escape, link, python
+from .metadata import as_list, check_metadata, make_metadata, make_widget
+from .results import Report, Results, read_report
 
 
 if TYPE_CHECKING:
@@ -65,6 +46,18 @@ _DESCRIBED = {"id2label", "problem_type", "modules_to_save"}
 # Metadata that follow from an adapter's weights. If they are not generated again, they were those
 # of other weights.
 _OF_WEIGHTS = ("model-index", "metrics")
+# The kinds of weights in the order of the card, and by a part of the key in the file. The first
+# part that matches counts. A weight without any of them is part of a head.
+_HEAD = "head"
+_KINDS = ("bottlenecks", "invertible module", "layer norms", "tokens", _HEAD)
+_KIND_BY_PART = {
+    ".houlsby_adapter.F.": "invertible module",
+    ".houlsby_adapter.G.": "invertible module",
+    ".houlsby_adapter.": "bottlenecks",
+    ".houlsby_norm.": "layer norms",
+    ".token_adapter.": "tokens",
+}
+_DOWN_PROJECTION = ".houlsby_adapter.down_proj.weight"
 
 
 _TEMPLATES = jinja2.Environment(
@@ -84,16 +77,26 @@ _TEMPLATES.filters |= {
     "code": code,
     "link": link,
     "block": block,
+    "python": python,
 }
 
 
-def write_card(folder: Path, repo_id: str | None = None, **options: Any) -> Path:
+def write_card(
+    folder: Path, repo_id: str | None = None, results: Results | None = None, **options: Any
+) -> Path:
     """Write the card of the adapter in a folder, and keep what people have written into the one
     that is there.
+
+    `results` are by default those of the run that has saved the adapter. The card shows the PNG
+    files of the adapter and of this run.
     """
     saved = SavedAdapter.open(folder)
-    path, card = saved.folder / CARD_FILE, make_card(saved, repo_id, **options)
-    keep_written(card, [path.read_text(encoding="utf-8")] if path.is_file() else []).save(path)
+    report = read_report(saved.folder, results)
+    figures = [os.path.relpath(path, saved.folder) for path in report.figures]
+    card = make_card(saved, report, repo_id, figures=figures, **options)
+    path = saved.folder / CARD_FILE
+    older = [path.read_text(encoding="utf-8")] if path.is_file() else []
+    keep_written(card, older).save(path)
     return path
 
 
@@ -106,120 +109,116 @@ def write_card_of_saved(folder: Path, **options: Any) -> None:
     except Exception as error:
         reason = shortened(str(error))
         warnings.warn(
-            f"The adapter is saved, but its card is not written: {reason} Then run: houlsby-peft card {folder}",
+            f"The adapter is saved, but its card is not written: {reason} Then run: "
+            f"houlsby-peft card {folder}",
             stacklevel=2,
         )
 
 
 def make_card(
     saved: SavedAdapter,
+    report: Report,
     repo_id: str | None = None,
     *,
     base_model: str | None = None,
-    results: Results | None = None,
     metadata: Mapping[str, Any] | None = None,
     example: Input | Sequence[Input] | None = None,
     answer: Sequence[object] | None = None,
-    figures: Sequence[str] | None = None,
+    figures: Sequence[str] = (),
 ) -> ModelCard:
     """Generate the card of a saved adapter, with its prediction for each input of the example.
 
-    Without a name, it is called after the folder or the run. `figures` are paths of images from the
-    card's folder, by default the PNG files of the adapter and its run. `push_to_hub` describes the
-    others.
+    Without a name, it is called after the folder of the report. `figures` are paths of images from
+    the card's folder. `push_to_hub` describes the remaining arguments.
     """
-    config, folder = saved.config, saved.folder
-    base, revision = find_base(config, base_model)
-    task, labels = find_task(saved), list((saved.record.id2label or {}).values())
-    found = find_results(folder) if results is None else None
-    runs, own = read_runs(results or found), zlib.crc32(saved.weights_file.read_bytes())
-    runs.sort(
-        key=lambda run: run.get("adapter_crc32") != own
-    )  # the run of these weights is described
-    run: TrainingRun = runs[0] if runs else {}
-    data = run.get("dataset", {})
-    name = (
-        repo_id.rpartition("/")[2]
-        if repo_id
-        else (found or folder / CARD_FILE).resolve().parent.name
-    )
-    # Not of several labels for a text, nor of the tags of its words.
-    is_choice = saved.record.problem_type != "multi_label_classification" and (
-        task is None or task.pipeline != "token-classification"
-    )
-    classes = labels if is_choice else []
-    changed, unchanged = hyperparameter_tables(run)
-    # The encoder of images is a task model too, but reads no text.
-    model_class = getattr(
-        transformers, str((config.auto_mapping or {}).get("base_model_class")), None
-    )
-    input_name = getattr(model_class, "main_input_name", "input_ids")
-    if figures is None:
-        figures = [os.path.relpath(path, folder) for path in find_figures(folder)]
-    scores, trained = get_scores(run), sum(saved.sizes.values())
-    main = run["chosen_by"] if run.get("chosen_by") in scores else next(iter(scores), "")
-    total = run.get("total_parameters")
-    body = _TEMPLATES.get_template("adapter_card.md.jinja").render(
+    base, revision = find_base(saved.config, base_model)
+    task = find_task(saved)
+    name = repo_id.rpartition("/")[2] if repo_id else report.name
+    page = _TEMPLATES.get_template("adapter_card.md.jinja").render(
         name=name,
-        repo_id=repo_id or (f"user/{name}" if is_repo_id(f"user/{name}") else "user/adapter"),
+        repo_id=repo_id or _likely_repo_id(name),
         is_named=repo_id is not None,
         base_model=base,
-        model_type=base_facts(saved.record).get("model_type"),
-        classes=classes,
-        share=f"{trained / total:.1%}" if total else "",
-        trained=f"{trained:,}",
-        main=scores and f"{readable_name(main)} {format_mean(collect_scores(runs, main))}",
-        auto_class=task.auto_class if task else None,
-        reads_text=bool(task and task.reads_text) and input_name == "input_ids",
-        num_labels=len(labels),
-        example=None
-        if example is None
-        else Markdown(pformat(example, width=100).replace("\n", f"\n{' ' * 8}")),
+        base=base_model_facts(saved.config, revision),
+        example=example,
         answer=answer,
-        adapter=adapter_rows(saved, total),
-        base=base_rows(saved.record, revision),
-        run=run,
-        data=data,
-        rows=[f"{split} {count:,}" for split, count in data.get("rows", {}).items()],
-        chosen_by=readable_name(str(run.get("chosen_by", "score"))),
-        seeds=[item.get("seed", number) for number, item in enumerate(runs, 1)],
-        scores=score_table(runs),
-        test=table_of_test_scores(run),
-        by_class=class_table(run),
         figures=figures,
-        changed=changed,
-        unchanged=unchanged,
-        log=log_table(run),
+        **_values_of_adapter(saved, task, report.total_parameters),
+        **report.page,
     )
     metadata = {"widget": make_widget(task, example, answer), **(metadata or {})}
-    yaml = make_metadata(name, base, task, runs, metadata).to_yaml()
-    return ModelCard(f"---\n{yaml}\n---\n\n{_BEGIN}\n\n{body.strip()}\n\n{_END}\n")
+    yaml = make_metadata(name, base, task, report, metadata).to_yaml()
+    return ModelCard(f"---\n{yaml}\n---\n\n{_BEGIN}\n\n{page.strip()}\n\n{_END}\n")
+
+
+def _likely_repo_id(name: str) -> str:
+    repo_id = f"user/{name}"
+    return repo_id if is_repo_id(repo_id) else "user/adapter"
+
+
+def _values_of_adapter(
+    saved: SavedAdapter, task: TaskKind | None, total: int | None
+) -> dict[str, Any]:
+    """Return what the page says about an adapter, of a model with `total` parameters, as values for
+    its template.
+    """
+    config = saved.config
+    labels = list((config.labels or {}).values())
+    is_tagger = task is not None and task.pipeline == "token-classification"
+    has_several_classes = is_tagger or config.kind_of_problem == "multi_label_classification"
+    trained = sum(saved.sizes.values())
+    return {
+        "adapter": adapter_facts(saved, total),
+        "classes": [] if has_several_classes else labels,
+        "model_type": base_facts(config).get("model_type"),
+        "num_labels": len(labels),
+        "reads_text": _reads_text(config, task),
+        "share": f"{trained / total:.1%}" if total else "",
+        "task": task,
+        "trained": f"{trained:,}",
+    }
+
+
+def _reads_text(config: HoulsbyConfig, task: TaskKind | None) -> bool:
+    """Return whether `load` reads texts with the adapter; an encoder of images has a task head as
+    well.
+    """
+    name = str((config.auto_mapping or {}).get("base_model_class"))
+    main_input = getattr(getattr(transformers, name, None), "main_input_name", "input_ids")
+    return task is not None and task.reads_text and main_input == "input_ids"
 
 
 def keep_written(card: ModelCard, older: Sequence[str]) -> ModelCard:
     """Put what people have written into older cards, the most important one first, into a new one.
 
-    The text outside of the generated part comes from the first card that has any, metadata that
-    were not generated from all of them.
+    The text outside of the generated part comes from the first card that has any. Metadata that
+    were not generated come from all of them.
     """
     text, data = "", card.data.to_dict()
     for content in older:
         if _PLACEHOLDER in content and not _BLOCK.search(content):
             continue
-        old = ModelCard(content.replace("\r\n", "\n"), ignore_metadata_errors=True)
+        content = content.replace("\r\n", "\n")
+        check_metadata(content)
+        written = ModelCard(content, ignore_metadata_errors=True)
         if not _BLOCK.sub("", text).strip():
-            text = old.text
-        values = {key: value for key, value in old.data.to_dict().items() if key not in _OF_WEIGHTS}
-        if any("output" in example for example in values.get("widget") or ()):
-            del values["widget"]  # predictions of other weights
-        tags = (str(tag) for tag in as_list(values.get("tags")) if tag is not None)
-        data = {**values, **data, "tags": sorted({*data["tags"], *tags})}
-    generated = card.text.lstrip("\n")
+            text = written.text
+        data = _add_metadata(data, written.data.to_dict())
+    generated = card.text.strip()
     if _BLOCK.search(text):
-        text = _BLOCK.sub(lambda _: f"{generated.rstrip()}\n\n", text, count=1)
+        text = _BLOCK.sub(lambda _: f"{generated}\n\n", text, count=1)
     else:
-        text = f"{generated}\n{text.lstrip()}"
+        text = f"{generated}\n\n{text.lstrip()}"
     return ModelCard(f"---\n{ModelCardData(**data).to_yaml()}\n---\n\n{text.strip()}\n")
+
+
+def _add_metadata(data: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the metadata of an older card that still hold; generated ones take precedence."""
+    metadata = {key: value for key, value in written.items() if key not in _OF_WEIGHTS}
+    if any("output" in example for example in metadata.get("widget") or ()):
+        del metadata["widget"]  # predictions of other weights
+    tags = {str(tag) for tag in as_list(metadata.get("tags")) if tag is not None}
+    return {**metadata, **data, "tags": sorted({*data["tags"], *tags})}
 
 
 def find_base(
@@ -227,8 +226,7 @@ def find_base(
 ) -> tuple[str | None, str | None]:
     """Return the base model's name on the Hub, and its commit; None if unknown.
 
-    The commit is the recorded one, or the one in the cache if there is only one: transformers keeps
-        no record of it.
+    A given name replaces the recorded one, whose commit it has if both are the same.
     """
     if base_model is not None and not is_repo_id(base_model):
         raise AdapterError(
@@ -239,13 +237,24 @@ def find_base(
     name, commit = find_repo(recorded) or (recorded, None)
     if base_model not in (None, name):
         return base_model, None
-    if base_model is None and name == recorded and (not is_repo_id(name) or Path(name).is_dir()):
+    if base_model is None and name == recorded and not _may_be_on_hub(name):
         return None, None
+    return name, commit or config.revision or _cached_commit(name)
+
+
+def _may_be_on_hub(name: str) -> bool:
+    return is_repo_id(name) and not Path(name).is_dir()
+
+
+def _cached_commit(name: str) -> str | None:
+    """Return the commit of a model in the cache if there is only one: transformers keeps no record
+    of it.
+    """
     path = try_to_load_from_cache(name, "config.json")
-    cached = (
-        [folder.name for folder in Path(path).parents[1].iterdir()] if isinstance(path, str) else []
-    )
-    return name, commit or config.revision or (cached[0] if len(cached) == 1 else None)
+    if not isinstance(path, str):
+        return None
+    commits = [folder.name for folder in Path(path).parents[1].iterdir()]
+    return commits[0] if len(commits) == 1 else None
 
 
 def find_base_on_hub(
@@ -255,8 +264,8 @@ def find_base_on_hub(
     name, commit = find_base(config, base_model)
     if name is None:
         raise AdapterError(
-            "The base model must be on the Hub so that others can find it; this one was loaded from "
-            f"{config.base_model_name_or_path!r}. Give its name on the Hub as base_model."
+            "The base model must be on the Hub so that others can find it; this one was loaded "
+            f"from {config.base_model_name_or_path!r}. Give its name on the Hub as base_model."
         )
     return name, commit
 
@@ -278,68 +287,66 @@ def find_task(saved: SavedAdapter) -> TaskKind | None:
         return None
 
 
-def base_facts(record: AdapterRecord) -> dict[str, Any]:
+def base_facts(config: HoulsbyConfig) -> dict[str, Any]:
     """Return the recorded facts of the base model's configuration."""
-    return dict((record.base or {}).get("config", {}))
+    recorded = config.record.base if config.record else None
+    return dict((recorded or {}).get("config", {}))
 
 
 def count_parameters(saved: SavedAdapter) -> dict[str, int]:
     """Count the parameters of each kind in an adapter's file."""
-    parts = {
-        "invertible module": (".houlsby_adapter.F.", ".houlsby_adapter.G."),
-        "bottlenecks": (".houlsby_adapter.",),
-        "layer norms": (".houlsby_norm.",),
-        "tokens": (".token_adapter.",),
-    }
-    counts = {"bottlenecks": 0, "invertible module": 0, "layer norms": 0, "tokens": 0, "head": 0}
+    counts = dict.fromkeys(_KINDS, 0)
     for key, size in saved.sizes.items():
-        kind = next(
-            (kind for kind, names in parts.items() if any(name in key for name in names)), "head"
-        )
-        counts[kind] += size
+        counts[_kind_of_weight(key)] += size
     return {kind: size for kind, size in counts.items() if size}
+
+
+def _kind_of_weight(key: str) -> str:
+    for part, kind in _KIND_BY_PART.items():
+        if part in key:
+            return kind
+    return _HEAD
 
 
 def changed_options(config: HoulsbyConfig) -> dict[str, Any]:
     """Return `r` and an adapter's other options that differ from their defaults; PEFT's own fields
     are no options.
     """
-    default, others = HoulsbyConfig(), {field.name for field in fields(PeftConfig)} | _DESCRIBED
-    names = [
-        field.name for field in fields(HoulsbyConfig) if field.init and field.name not in others
-    ]
-    values = {name: getattr(config, name) for name in names}
-    return {
-        name: value
-        for name, value in values.items()
-        if name == "r" or value != getattr(default, name)
-    }
+    default = HoulsbyConfig()
+    left_out = {field.name for field in fields(PeftConfig)} | _DESCRIBED
+    options = {}
+    for field in fields(HoulsbyConfig):
+        value = getattr(config, field.name)
+        is_changed = field.name == "r" or value != getattr(default, field.name)
+        if field.init and field.name not in left_out and is_changed:
+            options[field.name] = value
+    return options
 
 
-def adapter_rows(saved: SavedAdapter, total: int | None = None) -> Rows:
-    """Describe an adapter, of a model with `total` parameters, as pairs of a name and a text."""
-    counts, size = count_parameters(saved), saved.weights_file.stat().st_size
+def adapter_facts(saved: SavedAdapter, total: int | None = None) -> list[tuple[str, str]]:
+    """Describe an adapter, of a model with `total` parameters, as pairs of a name and a text.
+
+    A fact that does not apply has an empty text.
+    """
+    options = [f"{name}={value!r}" for name, value in changed_options(saved.config).items()]
+    bottlenecks = [key for key in saved.shapes if key.endswith(_DOWN_PROJECTION)]
+    counts = count_parameters(saved)
     trained = sum(counts.values())
-    options = ", ".join(
-        f"{name}={value!r}" for name, value in changed_options(saved.config).items()
-    )
-    bottlenecks = sum(key.endswith(".houlsby_adapter.down_proj.weight") for key in saved.shapes)
-    rows = {
-        "options": f"HoulsbyConfig({options})",
-        "bottlenecks": str(bottlenecks),
-        "trained parameters": f"{trained:,} ({', '.join(f'{kind} {count:,}' for kind, count in counts.items())})",
-        "share of the model": f"{trained / total:.2%} of {total:,} parameters" if total else "",
-        "file": f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB",
-        "classes": ", ".join((saved.record.id2label or {}).values()),
-    }
-    return [(name, text) for name, text in rows.items() if text]
-
-
-def base_rows(record: AdapterRecord, revision: str | None) -> Rows:
-    """Describe the base model, beside its name, as pairs of a name and a text."""
-    facts = ", ".join(
-        f"{key.replace('_', ' ')} {value}" for key, value in base_facts(record).items()
-    )
-    return [
-        (name, text) for name, text in (("revision", revision), ("configuration", facts)) if text
+    by_kind = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+    size = saved.weights_file.stat().st_size
+    facts = [
+        ("options", f"HoulsbyConfig({', '.join(options)})"),
+        ("bottlenecks", str(len(bottlenecks))),
+        ("trained parameters", f"{trained:,} ({by_kind})"),
     ]
+    if total:
+        facts.append(("share of the model", f"{trained / total:.2%} of {total:,} parameters"))
+    facts.append(("file", f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"))
+    facts.append(("classes", ", ".join((saved.config.labels or {}).values())))
+    return facts
+
+
+def base_model_facts(config: HoulsbyConfig, revision: str | None) -> list[tuple[str, str]]:
+    """Describe the base model, beside its name, as pairs of a name and a text."""
+    facts = [f"{key.replace('_', ' ')} {value}" for key, value in base_facts(config).items()]
+    return [("revision", revision or ""), ("configuration", ", ".join(facts))]

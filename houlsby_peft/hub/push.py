@@ -13,7 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelCard,
+    ModelInfo,
+    constants,
+)
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftModel
@@ -27,7 +34,7 @@ from ..errors import AdapterError, HubError
 from ..serving.load import load_saved
 from ..serving.readers import Input
 from .card import CARD_FILE, find_base_on_hub, keep_written, make_card
-from .results import Results, find_figures
+from .results import Results, read_report
 
 
 if TYPE_CHECKING:
@@ -57,9 +64,11 @@ def push_to_hub(
         adapter: A model, whose active adapter is pushed, or the folder of a saved adapter, which
             stays as it is.
         repo_id: "user/name", or "name" for the user of the token.
-        tokenizer: Tokenizer to upload with the adapter of a model. Default: none; `load` uses the base model's.
+        tokenizer: Tokenizer to upload with the adapter of a model. Default: none; `load` uses the
+            base model's.
         base_model: The base model's name on the Hub; needed if it was loaded from a folder.
-        results: For the card: `results.json` of a run, or of one run per seed, as files or mappings.
+        results: For the card: `results.json` of a run, or of one run per seed, as files or
+            mappings.
         example: For the card: an input or a list of inputs. The card shows the predictions of the
             saved adapter for them, for which the base model is loaded once more.
         metadata: For the card: `license`, `language`, `tags` and so on.
@@ -79,47 +88,38 @@ def push_to_hub(
         ValueError: The Hub refuses the metadata.
     """
     repo_id = check_access(repo_id, token)
-    is_model = isinstance(adapter, PeftModel)
-    folder = (
-        _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
-    )
+    if not isinstance(adapter, PeftModel):
+        folder = Path(adapter).expanduser()
+    else:
+        folder = _save(adapter, tokenizer)
     try:
         saved = SavedAdapter.open(folder)
         saved.read_weights()  # checked before anything is uploaded
         base, revision = find_base_on_hub(saved.config, base_model)
-        figures = find_figures(saved.folder)
+        report = read_report(saved.folder, results)
         answer = None if example is None else predict_example(saved, example, base_model, token)
         card = make_card(
             saved,
+            report,
             repo_id,
             base_model=base,
-            results=results,
             metadata=metadata,
             example=example,
             answer=answer,
-            figures=[path.name for path in figures],
+            figures=[path.name for path in report.figures],
         )
-        fields = json.loads((saved.folder / CONFIG_NAME).read_text(encoding="utf-8"))
-        fields |= {"base_model_name_or_path": base, "revision": revision}
-        names = [SAFETENSORS_WEIGHTS_NAME, *(TOKENIZER_FILES if saved.own_tokenizer else ())]
-        files: dict[str, Path | bytes] = {
-            CONFIG_NAME: json.dumps(fields, indent=2, sort_keys=True).encode()
-        }
-        files |= {
-            path.name: path
-            for path in (*(saved.folder / name for name in names), *figures)
-            if path.is_file()
-        }
+        files = _files_to_upload(saved, base, revision)
+        files |= {path.name: path for path in report.figures}
         with explain_hub_errors(repo_id):
             api = HfApi(token=token, library_name="houlsby_peft")
             url = _upload(api, repo_id, files, card, saved, private, message)
     except (ValueError, OSError) as error:
-        if not is_model:
+        if not isinstance(adapter, PeftModel):
             raise
         raise HubError(
             f"{error} The adapter is saved in {folder}; push this folder to try again."
         ) from error
-    if is_model:
+    if isinstance(adapter, PeftModel):
         shutil.rmtree(folder)
     return url
 
@@ -133,7 +133,8 @@ def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str
 
     Args:
         training: The arguments; `push_to_hub` is set to False.
-        base_model: The base model's name on the Hub, or a folder that `houlsby_peft.load` finds on other machines.
+        base_model: The base model's name on the Hub, or a folder that `houlsby_peft.load` finds on
+            other machines.
 
     Returns:
         None if nothing is to be pushed. Otherwise `push_to_hub` with `repo_id`, `base_model`,
@@ -164,9 +165,11 @@ def check_access(repo_id: str, token: str | None = None) -> str:
     with explain_hub_errors(repo_id):
         validate_repo_id(repo_id)
         user = HfApi(token=token).whoami()
-    if ((user.get("auth") or {}).get("accessToken") or {}).get("role") == "read":
+    authentication = user.get("auth") or {}
+    if (authentication.get("accessToken") or {}).get("role") == "read":
         raise HubError(
-            f"{repo_id}: the token is read-only; create one with write access: {constants.ENDPOINT}/settings/tokens."
+            f"{repo_id}: the token is read-only; create one with write access: "
+            f"{constants.ENDPOINT}/settings/tokens."
         )
     return repo_id if "/" in repo_id else f"{user['name']}/{repo_id}"
 
@@ -190,7 +193,8 @@ def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
     names = model.active_adapters
     if len(names) != 1 or not isinstance(model.peft_config[names[0]], HoulsbyConfig):
         raise AdapterError(
-            f"Exactly one Houlsby adapter must be active to be pushed; the active ones are {names}. Use set_adapter."
+            f"Exactly one Houlsby adapter must be active to be pushed; the active ones are "
+            f"{names}. Use set_adapter."
         )
     folder = Path(tempfile.mkdtemp(prefix="houlsby_peft-"))
     model.save_pretrained(str(folder), selected_adapters=names)
@@ -201,6 +205,24 @@ def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def _files_to_upload(
+    saved: SavedAdapter, base_model: str, revision: str | None
+) -> dict[str, Path | bytes]:
+    """Return the adapter's files by name. The configuration names the base model on the Hub."""
+    fields = json.loads((saved.folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    fields |= {"base_model_name_or_path": base_model, "revision": revision}
+    names = [SAFETENSORS_WEIGHTS_NAME]
+    if saved.own_tokenizer:
+        names += TOKENIZER_FILES
+    files: dict[str, Path | bytes] = {
+        CONFIG_NAME: json.dumps(fields, indent=2, sort_keys=True).encode()
+    }
+    for name in names:
+        if (saved.folder / name).is_file():
+            files[name] = saved.folder / name
+    return files
 
 
 def _upload(
@@ -216,34 +238,47 @@ def _upload(
     repository last.
     """
     try:
-        info = api.model_info(repo_id)
+        repository = api.model_info(repo_id)
     except RepositoryNotFoundError:
-        info = None
-    known = [file.rfilename for file in info.siblings or []] if info else []
-    if info and private and not info.private:
+        repository = None
+    files_there = _check_repository(repository, repo_id, private)
+    older = [saved.folder / CARD_FILE] if (saved.folder / CARD_FILE).is_file() else []
+    if repository and CARD_FILE in files_there:
+        older.append(Path(api.hf_hub_download(repo_id, CARD_FILE, revision=repository.sha)))
+    card = keep_written(card, [path.read_text(encoding="utf-8") for path in older])
+    card.validate()
+    if repository is None:
+        api.create_repo(repo_id, private=private)
+        repository = api.model_info(repo_id)
+    operations: list[CommitOperationAdd | CommitOperationDelete] = []
+    for name, content in files.items():
+        operations.append(CommitOperationAdd(name, content))
+    operations.append(CommitOperationAdd(CARD_FILE, str(card).encode()))
+    for name in TOKENIZER_FILES:
+        # Of an earlier push. `load` would read the texts with it, perhaps for another base model.
+        if name in files_there and name not in files:
+            operations.append(CommitOperationDelete(name))
+    # The parent is what the card was merged with.
+    commit = api.create_commit(
+        repo_id, operations, commit_message=message, parent_commit=repository.sha
+    )
+    return str(commit.commit_url)
+
+
+def _check_repository(
+    repository: ModelInfo | None, repo_id: str, private: bool | None
+) -> list[str]:
+    """Refuse a repository that a push would make public or break; return the names of its files."""
+    if repository is None:
+        return []
+    names = [file.rfilename for file in repository.siblings or []]
+    if private and not repository.private:
         raise HubError(
             f"{repo_id} is public, so a private push to it is refused. Make it private at "
             f"{constants.ENDPOINT}/{repo_id}/settings, or choose another name."
         )
-    if "config.json" in known:
+    if "config.json" in names:
         raise HubError(
             f"{repo_id} contains a whole model (config.json). Push to a repository of its own."
         )
-    older = [saved.folder / CARD_FILE] if (saved.folder / CARD_FILE).is_file() else []
-    if info and CARD_FILE in known:
-        older.append(Path(api.hf_hub_download(repo_id, CARD_FILE, revision=info.sha)))
-    card = keep_written(card, [path.read_text(encoding="utf-8") for path in older])
-    card.validate()
-    if info is None:
-        api.create_repo(repo_id, private=private)
-        info = api.model_info(repo_id)
-    # Of an earlier push. `load` would read the texts with it, perhaps for another base model.
-    old_tokenizer = [name for name in TOKENIZER_FILES if name in known and name not in files]
-    operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        *(CommitOperationAdd(name, content) for name, content in files.items()),
-        CommitOperationAdd(CARD_FILE, str(card).encode()),
-        *map(CommitOperationDelete, old_tokenizer),
-    ]
-    # The parent is what the card was merged with.
-    commit = api.create_commit(repo_id, operations, commit_message=message, parent_commit=info.sha)
-    return str(commit.commit_url)
+    return names

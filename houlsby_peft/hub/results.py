@@ -2,7 +2,7 @@
 
 A run is a mapping, usually the contents of its results.json, with the keys task, model, seed,
 dataset (id, name, config, split, revision, language, rows), epochs (a list with epoch, step and
-scores), best_epoch, chosen_by, test, per_class (split, scores), trainable_parameters,
+scores), best_epoch, chosen_by, metrics, test, per_class (split, scores), trainable_parameters,
 total_parameters, seconds, hardware, strategy, versions, arguments, defaults and command. Every key
 may be missing.
 """
@@ -15,6 +15,8 @@ import os
 import statistics
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +27,129 @@ from .markdown import Markdown, code
 
 TrainingRun = Mapping[str, Any]
 Results = str | os.PathLike[str] | TrainingRun | Sequence[str | os.PathLike[str] | TrainingRun]
-Rows = Sequence[Sequence[str]]
+# Lines of cells; the headings come first. A line of two cells may also be a fact: name and text.
+Table = Sequence[Sequence[str]]
 
 RESULTS_FILE = "results.json"
 
 # What the Trainer and the recipes report in addition to the scores.
 _NOT_SCORES = (
-    "epoch", "step", "seconds", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time",
-)  # fmt: skip
+    *("epoch", "step", "seconds", "runtime", "samples_per_second", "steps_per_second"),
+    "model_preparation_time",
+)
 _HYPERPARAMETERS = (
-    "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "max_length", "warmup_steps", "lr_scheduler_type", "optim", "weight_decay", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "dropout", "init_std",
-    "train_pooler", "class_weights", "base_dtype", "bf16", "fp16", "seed",
-)  # fmt: skip
+    *("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "max_length", "warmup_steps", "lr_scheduler_type", "optim"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("label_smoothing_factor", "train_sampling_strategy", "dropout", "init_std", "train_pooler"),
+    *("class_weights", "base_dtype", "bf16", "fp16", "seed"),
+)
 _LONGEST_LOG = 30
 _MOST_CLASSES = 40
+_READABLE = {
+    "f1": "F1",
+    "r2": "R²",
+    "matthews_correlation": "Matthews correlation",
+    "pearson": "Pearson correlation",
+    "spearmanr": "Spearman correlation",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a card says about the runs of an adapter, one for each seed.
+
+    Attributes:
+        name: The name of the folder of the run that has saved the adapter, or of the adapter's own.
+        dataset: The data set.
+        scores: The scores, each the mean of the seeds.
+        total_parameters: The parameters of the model with its adapter, if they are known.
+        figures: The PNG files of the adapter and of the run.
+        page: Values for the template of the page.
+    """
+
+    name: str
+    dataset: Mapping[str, Any]
+    scores: Mapping[str, float]
+    total_parameters: int | None
+    figures: Sequence[Path]
+    page: Mapping[str, Any]
+
+
+def read_report(folder: Path, results: Results | None = None) -> Report:
+    """Describe the runs of the adapter in a folder, by default the run that has saved it."""
+    own_results = find_results(folder)
+    figures = sorted(folder.glob("*.png"))
+    if own_results is not None and own_results.parent.resolve() != folder.resolve():
+        figures += sorted(own_results.parent.glob("*.png"))
+    named_after = folder if results is not None or own_results is None else own_results.parent
+    runs = read_runs(results or own_results) or [{}]
+    # The page describes the run that has saved these weights.
+    crc32 = zlib.crc32((folder / SAFETENSORS_WEIGHTS_NAME).read_bytes())
+    runs.sort(key=lambda run: run.get("adapter_crc32") != crc32)
+    return Report(
+        name=named_after.resolve().name,
+        dataset=runs[0].get("dataset", {}),
+        scores={name: statistics.fmean(collect_scores(runs, name)) for name in get_scores(runs[0])},
+        total_parameters=runs[0].get("total_parameters"),
+        figures=figures,
+        page=_page_of_runs(runs),
+    )
+
+
+def _page_of_runs(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return what the page says about the runs, as values for its template."""
+    run = runs[0]
+    dataset = run.get("dataset", {})
+    changed, unchanged = hyperparameter_tables(run)
+    return {
+        "by_class": class_table(run),
+        "changed": changed,
+        "chosen_by": readable_name(str(run.get("chosen_by", "score"))),
+        "data": dataset,
+        "log": log_table(run),
+        "main": _main_score(runs),
+        "rows": [f"{split} {count:,}" for split, count in dataset.get("rows", {}).items()],
+        "run": run,
+        "scores": table_of_runs(runs),
+        "seeds": [run.get("seed", number) for number, run in enumerate(runs, 1)],
+        "test": table_of_scores(run.get("test", {})),
+        "unchanged": unchanged,
+    }
+
+
+def _main_score(runs: Sequence[TrainingRun]) -> str:
+    """Return the score by which the epoch was chosen, or else the first one, with its name."""
+    scores = list(get_scores(runs[0]))
+    if not scores:
+        return ""
+    chosen_by = runs[0].get("chosen_by")
+    name = chosen_by if chosen_by in scores else scores[0]
+    return f"{readable_name(name)} {format_mean(collect_scores(runs, name))}"
 
 
 def read_runs(results: Results | None) -> list[TrainingRun]:
     """Return the runs of one or several seeds, from files or mappings, without the keys whose value
     is None.
 
-    The recipes write these files; a value of another kind than theirs raises whatever error it
+    The recipes write these files. A value of another kind than theirs raises whatever error it
     leads to.
     """
     if results is None:
         return []
-    items = [results] if isinstance(results, (str, os.PathLike, Mapping)) else results
-    return [
-        _drop_none(
-            item
-            if isinstance(item, Mapping)
-            else json.loads(Path(item).read_text(encoding="utf-8"))
-        )
-        for item in items
-    ]
+    sources = [results] if isinstance(results, (str, os.PathLike, Mapping)) else results
+    runs = []
+    for source in sources:
+        if isinstance(source, Mapping):
+            run: Any = source
+        else:
+            run = json.loads(Path(source).read_text(encoding="utf-8"))
+        runs.append(_drop_none(run))
+    return runs
 
 
 def find_results(folder: Path) -> Path | None:
-    """Return the `results.json` of the recipe's run that has saved the adapter in a folder, in it
-    or above it.
+    """Return the `results.json` of the run that has saved the adapter in a folder, in it or above.
 
     It counts only if it states the CRC-32 of these very weights, so that no adapter gets the scores
     of another one.
@@ -81,42 +165,26 @@ def find_results(folder: Path) -> Path | None:
     return None
 
 
-def find_figures(folder: Path) -> list[Path]:
-    """Return the PNG files in an adapter's folder, and in that of the run that has saved it."""
-    results = find_results(folder)
-    folders = {path.resolve(): path for path in (folder, results.parent if results else folder)}
-    return [path for inner in folders.values() for path in sorted(inner.glob("*.png"))]
-
-
 def get_scores(run: TrainingRun) -> dict[str, float]:
-    """Return the scores of the epoch that was kept, or of the last one if none was chosen; the loss
-    is no score.
+    """Return the scores of the epoch that was kept, and the further metrics; the loss is no score.
+
+    Further metrics are those that the user has asked for with `--metric`.
     """
-    log = run.get("epochs", [])
-    kept = next(
-        (row for row in log if row.get("epoch") == run.get("best_epoch")), log[-1] if log else {}
-    )
-    return {
-        name: float(value)
-        for name, value in kept.items()
-        if name not in _NOT_SCORES and not name.endswith("loss") and _is_number(value)
-    }
+    values = {}
+    for name, value in _kept_epoch(run).items():
+        if name not in _NOT_SCORES and not name.endswith("loss"):
+            values[name] = value
+    values |= run.get("metrics", {})
+    return {name: float(value) for name, value in values.items() if _is_number(value)}
 
 
-def class_table(run: TrainingRun) -> Rows:
-    """Return a row per class below a row of headings; empty for none or for very many."""
-    classes = run.get("per_class", {}).get("scores", {})
-    if not 0 < len(classes) <= _MOST_CLASSES:
-        return []
-    rows = [
-        [
-            str(name),
-            *(f"{row[score]:.3f}" for score in ("precision", "recall", "f1")),
-            f"{row['support']:,.0f}",
-        ]
-        for name, row in classes.items()
-    ]
-    return [["class", "precision", "recall", "F1", "examples"], *rows]
+def _kept_epoch(run: TrainingRun) -> Mapping[str, Any]:
+    """Return the log of the epoch that was kept, or of the last one if none was chosen."""
+    epochs = run.get("epochs", [])
+    for epoch in epochs:
+        if epoch.get("epoch") == run.get("best_epoch"):
+            return epoch  # type: ignore[no-any-return]
+    return epochs[-1] if epochs else {}
 
 
 def collect_scores(runs: Iterable[TrainingRun], name: str) -> list[float]:
@@ -124,72 +192,77 @@ def collect_scores(runs: Iterable[TrainingRun], name: str) -> list[float]:
     return [scores[name] for scores in map(get_scores, runs) if name in scores]
 
 
-def score_table(runs: Sequence[TrainingRun]) -> Rows:
-    """Return a row per score, with that of each seed, below a row of headings; empty without
+def class_table(run: TrainingRun) -> Table:
+    """Return a line per class below the headings; empty for none or for very many."""
+    classes = run.get("per_class", {}).get("scores", {})
+    if not 0 < len(classes) <= _MOST_CLASSES:
+        return []
+    table = [["class", "precision", "recall", "F1", "examples"]]
+    for name, scores in classes.items():
+        shares = [f"{scores[score]:.3f}" for score in ("precision", "recall", "f1")]
+        table.append([str(name), *shares, f"{scores['support']:,.0f}"])
+    return table
+
+
+def table_of_runs(runs: Sequence[TrainingRun]) -> Table:
+    """Return a line per score, with the score of each seed, below the headings; empty without
     scores.
     """
-    if not runs or not get_scores(runs[0]):
-        return []
-    several = len(runs) > 1
-    heading = ["score", "mean ± standard error" if several else "value"]
-    heading += (
-        [f"seed {run.get('seed', number)}" for number, run in enumerate(runs, 1)] if several else []
-    )
-    table = [heading]
-    for name in get_scores(runs[0]):
-        of_seeds = [format_number(get_scores(run).get(name)) for run in runs] if several else []
+    scores = get_scores(runs[0])
+    if len(runs) == 1 or not scores:
+        return table_of_scores(scores)
+    seeds = [f"seed {run.get('seed', number)}" for number, run in enumerate(runs, 1)]
+    table = [["score", "mean ± standard error", *seeds]]
+    for name in scores:
+        of_seeds = [format_number(get_scores(run).get(name)) for run in runs]
         table.append([readable_name(name), format_mean(collect_scores(runs, name)), *of_seeds])
     return table
 
 
-def table_of_test_scores(run: TrainingRun) -> Rows:
-    """Return the test scores of a run below a row of headings; empty if there are none."""
-    test = run.get("test", {}).items()
-    return (
-        [["score", "value"], *([readable_name(name), format_number(value)] for name, value in test)]
-        if test
-        else []
-    )
+def table_of_scores(scores: Mapping[str, Any]) -> Table:
+    """Return a line per score below the headings; empty without scores."""
+    if not scores:
+        return []
+    lines = [[readable_name(name), format_number(value)] for name, value in scores.items()]
+    return [["score", "value"], *lines]
 
 
-def log_table(run: TrainingRun) -> Rows:
-    """Return the training log below a row of headings, a long one thinned out, with the kept epoch
-    marked.
+def log_table(run: TrainingRun) -> Table:
+    """Return the training log below the headings, with the kept epoch marked. A long log is thinned
+    out.
     """
-    log, best = run.get("epochs", []), run.get("best_epoch")
-    step = max(1, math.ceil(len(log) / _LONGEST_LOG))
-    shown = [
-        row
-        for i, row in enumerate(log)
-        if i % step == 0 or i == len(log) - 1 or row.get("epoch") == best
-    ]
-    names = [
-        name
-        for name in dict.fromkeys(name for row in log for name in row)
-        if name not in _NOT_SCORES
-    ]
+    epochs, best = run.get("epochs", []), run.get("best_epoch")
+    if not epochs:
+        return []
+    columns = dict.fromkeys(chain.from_iterable(epochs))
+    names = [name for name in columns if name not in _NOT_SCORES]
     table = [["epoch", "step", *map(readable_name, names), ""]]
-    for row in shown:
-        mark = Markdown("**kept**") if best is not None and row.get("epoch") == best else ""
-        values = [format_number(row.get(name)) for name in names]
-        table.append([f"{row.get('epoch', math.nan):.3g}", str(row.get("step", "")), *values, mark])
-    return table if shown else []
+    step = math.ceil(len(epochs) / _LONGEST_LOG)
+    for number, epoch in enumerate(epochs):
+        is_best = best is not None and epoch.get("epoch") == best
+        if number % step == 0 or number == len(epochs) - 1 or is_best:
+            values = [format_number(epoch.get(name)) for name in names]
+            mark = Markdown("**kept**") if is_best else ""
+            start = [f"{epoch.get('epoch', math.nan):.3g}", str(epoch.get("step", ""))]
+            table.append([*start, *values, mark])
+    return table
 
 
-def hyperparameter_tables(run: TrainingRun) -> tuple[Rows, Rows]:
+def hyperparameter_tables(run: TrainingRun) -> tuple[Table, Table]:
     """Return the hyperparameters that differ from their defaults (name, value, default), and the
-    others.
+    remaining ones (name, value).
     """
     arguments, defaults = run.get("arguments", {}), run.get("defaults", {})
-    known = [name for name in _HYPERPARAMETERS if name in arguments]
-    changed = [name for name in known if arguments[name] != defaults.get(name)]
-    rows = {
-        name: [code(name), *map(_plain, (arguments[name], defaults.get(name, "")))]
-        for name in known
-    }
-    return [rows[name] for name in changed], [
-        rows[name][:2] for name in known if name not in changed
-    ]
+    changed, unchanged = [], []
+    for name in _HYPERPARAMETERS:
+        if name not in arguments:
+            continue
+        line = [code(name), _plain(arguments[name])]
+        if arguments[name] == defaults.get(name):
+            unchanged.append(line)
+        else:
+            changed.append([*line, _plain(defaults.get(name, ""))])
+    return changed, unchanged
 
 
 def format_mean(values: Sequence[float]) -> str:
@@ -206,19 +279,19 @@ def format_mean(values: Sequence[float]) -> str:
 
 
 def format_number(value: Any, like: float | None = None) -> str:
-    """Format a score with three decimals up to 1 (or if `like` is) and one above; what is not a
-    number is "".
+    """Format a score: three decimals up to 1, one above; "" if it is not a number.
+
+    With `like`, this other number decides how many decimals there are.
     """
     if not _is_number(value):
         return ""
-    return f"{value:.3f}" if abs(value if like is None else like) <= 1 else f"{value:.1f}"
+    size = abs(value if like is None else like)
+    return f"{value:.3f}" if size <= 1 else f"{value:.1f}"
 
 
 def readable_name(score: str) -> str:
     """Return the name of a score in words: "matched_accuracy" becomes "matched accuracy"."""
-    known = {"f1": "F1", "r2": "R²", "matthews_correlation": "Matthews correlation"}
-    known |= {"pearson": "Pearson correlation", "spearmanr": "Spearman correlation"}
-    return known.get(score, score.replace("_", " ").replace(" f1", " F1"))
+    return _READABLE.get(score, score.replace("_", " ").replace(" f1", " F1"))
 
 
 def _plain(value: object) -> str:
@@ -226,17 +299,16 @@ def _plain(value: object) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
-    )
+    """Return whether a value is a finite number of a size that a page can show."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return -1e300 < value < 1e300
 
 
 def _drop_none(value: Any) -> Any:
     """Remove None at any depth, so that every key has a value."""
     if isinstance(value, Mapping):
-        return {key: _drop_none(item) for key, item in value.items() if item is not None}
-    return (
-        [_drop_none(item) for item in value if item is not None]
-        if isinstance(value, list)
-        else value
-    )
+        return {key: _drop_none(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_drop_none(inner) for inner in value if inner is not None]
+    return value

@@ -1,27 +1,26 @@
-"""From texts to results: each kind of task encodes its inputs as rows of tokens, and decodes the
-    model's outputs.
+"""From texts to results: each kind of task encodes its inputs, and decodes the model's outputs.
 
-`predict_requests` pads the rows and runs the forward passes, which may hold rows of many adapters.
+`predict_requests` pads the encoded texts and runs the forward passes, whose rows may be of many
+adapters.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from peft import PeftModel
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
+from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
-from ..layer import record_of
-from ..record import AdapterRecord
 from ..tables import check_number_of_texts
 from .answers import Windows
 from .base_model import count_positions, count_tokens
@@ -29,41 +28,63 @@ from .results import AnswerPrediction, ClassPrediction, EntityPrediction
 from .tagging import Piece, read_tags
 
 
+T = TypeVar("T")
 # A text, a pair of texts or, for question answering, a question and the text that answers it.
 Input = str | tuple[str, str]
 # A fast tokenizer keeps how it cuts texts until a call asks for another way, and threads may share
 # it.
 _TOKENIZING = threading.Lock()
+# Tokens of a window of a context, unless the training has recorded a number.
+_WINDOW = 384
 
 
 @dataclass
-class Row:
-    """Inputs of the model without padding, and what the result needs to know of their tokens."""
+class EncodedText:
+    """A text as the model reads it, or a part or window of a longer one.
+
+    Attributes:
+        inputs: The model's inputs without padding, each a list with a value per token.
+        details: What the result needs to know of the tokens: their pieces, or their window.
+    """
 
     inputs: dict[str, list[int]]
-    more: Any = None
+    details: Any = None
 
 
 @dataclass
 class Request:
-    """A checked input of a reader with its rows; made by `Reader.request`."""
+    """A checked input of a reader, encoded in one or several parts; made by `Reader.request`."""
 
     reader: Reader
     text: Input
-    rows: list[Row]
+    parts: list[EncodedText]
     top_k: int | None
     threshold: float | None
 
-    def decode(self, values: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """Return the result, from the model's outputs for each row, which must be finite (see
+    def rows(self) -> list[Row]:
+        """Return a row of a batch for each part."""
+        return [Row(self.reader, part) for part in self.parts]
+
+    def decode(self, outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """Return the result, from the model's outputs for each part, which must be finite (see
         `Reader.decode`).
         """
-        if not all(value.isfinite().all() for row in values for value in row):
+        if not all(values.isfinite().all() for values in chain.from_iterable(outputs)):
             raise AdapterError(
-                f"The outputs of an adapter must be finite; those of {self.reader.called!r} are NaN or infinite on a "
-                f"base model in {self.reader.model.dtype}. Load it with dtype=torch.float32, or train it again."
+                f"The outputs of an adapter must be finite; those of {self.reader.called!r} are "
+                f"NaN or infinite on a base model in {self.reader.model.dtype}. Load it with "
+                "dtype=torch.float32, or train it again."
             )
-        return self.reader.decode(self, values)
+        return self.reader.decode(self, outputs)
+
+
+@dataclass(eq=False)
+class Row:
+    """A row of a batch: an encoded text for one adapter, and the model's outputs for it."""
+
+    reader: Reader
+    part: EncodedText
+    outputs: list[torch.Tensor] = field(default_factory=list)
 
 
 class Reader(ABC):
@@ -76,6 +97,7 @@ class Reader(ABC):
         needs_spans: Whether the tokenizer must tell where each token is in the text.
         kinds: The kinds of inputs that the task reads, and what they are.
         example: An input of one of these kinds.
+        kind_of_problem: The kind of classification, or regression; None for other tasks.
         can_pad: Whether texts may be padded. Decoders, whose head is called `score`, classify a
             text by its last token other than the pad token in their configuration.
     """
@@ -99,113 +121,134 @@ class Reader(ABC):
         self.tokenizer = tokenizer
         self.task = task
         self.called = called or name
-        self.record = record_of(model, name)
-        self.labels: dict[int, str] = self.record.id2label or model.config.id2label
-        self._trained_on = self.record.text_columns
+        self.config: HoulsbyConfig = model.peft_config[name]  # type: ignore[assignment]
+        self.record = self.config.record
+        self.kind_of_problem = self.config.kind_of_problem
+        self.labels: dict[int, str] = self.config.labels or model.config.id2label
+        self._trained_on = self.record.text_columns if self.record else None
         if self._trained_on and len(self._trained_on) == 2:
             self.example = "An example.", "Another one."
-        self.cut = cut_arguments(tokenizer, model, self.record)
-        pad, known = (
-            tokenizer.pad_token_id,
-            getattr(model.config.get_text_config(), "pad_token_id", None),
-        )
-        self.can_pad = pad is not None and (pad == known or not hasattr(model, "score"))
+        self.cut = cut_arguments(tokenizer, model, self.config)
+        padding = tokenizer.pad_token_id
+        padding_of_model = getattr(model.config.get_text_config(), "pad_token_id", None)
+        has_score = hasattr(model, "score")
+        self.can_pad = padding is not None and (padding == padding_of_model or not has_score)
         self._tokens = count_tokens(model.get_base_model())  # type: ignore[arg-type]
 
     def request(
         self, text: Input, top_k: int | None = None, threshold: float | None = None
     ) -> Request:
         """Check an input and what is asked for, and encode the input."""
-        is_pair = (
-            isinstance(text, (tuple, list))
-            and len(text) == 2
-            and all(isinstance(part, str) for part in text)
-        )
-        if not (is_pair and tuple in self.kinds) and not (
-            isinstance(text, str) and str in self.kinds
-        ):
+        self._check_input(text)
+        self._check_options(top_k, threshold)
+        with _TOKENIZING:
+            parts = self.encode(text)
+        for part in parts:
+            self._check_tokens(part.inputs["input_ids"])
+        return Request(self, text, parts, top_k, threshold)
+
+    def _check_input(self, text: Input) -> None:
+        is_pair = _is_pair(text)
+        kind = tuple if is_pair else str
+        if kind not in self.kinds or not (is_pair or isinstance(text, str)):
             rule = " or ".join(self.kinds.values())
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
-        given = ["a text", "a second text"][: 1 + is_pair]
+        texts = ["a text", "a second text"][: 1 + is_pair]
         check_number_of_texts(
-            given, self._trained_on, "--pairs or text_pair", f"The adapter {self.called!r}"
+            texts, self._trained_on, "--pairs or text_pair", f"The adapter {self.called!r}"
         )
-        kind = self.record.problem_type or self.task.pipeline
+
+    def _check_options(self, top_k: int | None, threshold: float | None) -> None:
+        kind = self.kind_of_problem or self.task.pipeline
         has_classes = self.task.pipeline == "text-classification" and kind != "regression"
         for name, value in (("top_k", top_k), ("A threshold", threshold)):
             if value is not None and not has_classes:
                 raise ValueError(
-                    f"{name} is for text classification; the task of {self.called!r} is {kind}. Leave it out."
+                    f"{name} is for text classification; the task of {self.called!r} is {kind}. "
+                    "Leave it out."
                 )
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k must be a number of classes, at least 1; got {top_k}.")
-        with _TOKENIZING:
-            rows = self.encode(text)
-        for row in rows:
-            ids = row.inputs["input_ids"]
-            if not ids:
-                raise ValueError(
-                    f"Each text must have at least one token; the tokenizer of {self.called!r} found none. Leave out "
-                    "empty texts."
-                )
-            if self._tokens is not None and max(ids) >= self._tokens:
-                raise AdapterError(
-                    f"The tokenizer of {self.called!r} must fit the base model, which knows {self._tokens:,} tokens; "
-                    f"it gave the number {max(ids):,}. Use the tokenizer that the adapter was trained with."
-                )
-        return Request(self, text, rows, top_k, threshold)
 
-    def encode(self, text: Input) -> list[Row]:
-        """Return an input as rows of the model. One thread at a time may use a tokenizer."""
+    def _check_tokens(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise ValueError(
+                f"Each text must have at least one token; the tokenizer of {self.called!r} found "
+                "none. Leave out empty texts."
+            )
+        if self._tokens is not None and max(ids) >= self._tokens:
+            raise AdapterError(
+                f"The tokenizer of {self.called!r} must fit the base model, which knows "
+                f"{self._tokens:,} tokens; it gave the number {max(ids):,}. Use the tokenizer that "
+                "the adapter was trained with."
+            )
+
+    def encode(self, text: Input) -> list[EncodedText]:
+        """Return an input as the model reads it. One thread at a time may use a tokenizer."""
         # As a batch of one, because tokenizers take a single pair whose second text is empty for
         # one text.
-        encoded = self.tokenizer(
-            *([part] for part in ((text,) if isinstance(text, str) else text)), **self.cut
-        )
-        return [Row({name: values[0] for name, values in encoded.items()})]
+        batch = [[text]] if isinstance(text, str) else [[text[0]], [text[1]]]
+        encoded = self.tokenizer(*batch, **self.cut)
+        return [EncodedText({name: values[0] for name, values in encoded.items()})]
 
     @abstractmethod
-    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+    def decode(self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
         """Return the result for an input, as `Predictor.predict` describes it.
 
-        For each row, there are the model's outputs that `outputs` names, finite and in float32 on
-        the CPU. If they are per token, padding has been removed.
+        Args:
+            request: The input.
+            outputs: For each part, what the model's outputs that the attribute `outputs` names have
+                for it, finite and in float32 on the CPU: `(tokens, ...)` without padding if they
+                are per token, else `(classes,)`.
         """
+
+
+def _is_pair(text: object) -> bool:
+    if not isinstance(text, (tuple, list)) or len(text) != 2:
+        return False
+    return all(isinstance(part, str) for part in text)
 
 
 class ClassReader(Reader):
     """Text classification and regression."""
 
     def decode(
-        self, request: Request, values: Sequence[Sequence[torch.Tensor]]
+        self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]
     ) -> ClassPrediction | list[ClassPrediction]:
         """Return the best class or, for `top_k` or several labels per text, a list of classes, the
         best first.
         """
-        logits = values[0][0]
-        is_multi_label = self.record.problem_type == "multi_label_classification"
-        if self.record.problem_type == "regression":
-            scores = logits
-        elif is_multi_label or len(self.labels) == 1:
-            scores = logits.sigmoid()
-        else:
-            scores = logits.softmax(-1)
-        top_k, threshold = request.top_k, request.threshold
-        least = dict.fromkeys(self.labels, -torch.inf if threshold is None else threshold)
-        if is_multi_label and threshold is None and top_k is None:
-            recorded = self.record.thresholds
-            least = dict(enumerate(recorded or [0.5] * len(self.labels)))
-        elif top_k is None and not is_multi_label:
+        scores = self._scores(outputs[0][0])
+        if request.top_k is None and self.kind_of_problem != "multi_label_classification":
             best = int(scores.argmax())
             score = scores[best].item()
-            return {"label": self.labels[best] if score >= least[best] else None, "score": score}
-        best_first = scores.argsort(descending=True, stable=True)[:top_k].tolist()
-        found = [(number, scores[number].item()) for number in best_first]
-        return [
-            {"label": self.labels[number], "score": score}
-            for number, score in found
-            if score >= least[number]
-        ]
+            is_chosen = request.threshold is None or score >= request.threshold
+            return {"label": self.labels[best] if is_chosen else None, "score": score}
+        thresholds = self._thresholds(request)
+        predictions: list[ClassPrediction] = []
+        best_first = scores.argsort(descending=True, stable=True)
+        for number in best_first[: request.top_k].tolist():
+            score = scores[number].item()
+            if score >= thresholds[number]:
+                predictions.append({"label": self.labels[number], "score": score})
+        return predictions
+
+    def _scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the probabilities of the classes, or the value of a regression: `(classes,)`."""
+        if self.kind_of_problem == "regression":
+            return logits
+        if self.kind_of_problem == "multi_label_classification" or len(self.labels) == 1:
+            return logits.sigmoid()
+        return logits.softmax(-1)
+
+    def _thresholds(self, request: Request) -> Sequence[float]:
+        """Return the least score of each class in a list of classes."""
+        if request.threshold is not None:
+            return [request.threshold] * len(self.labels)
+        if request.top_k is not None:
+            return [-torch.inf] * len(self.labels)
+        recorded = self.record.thresholds if self.record else None
+        return recorded or [0.5] * len(self.labels)
 
 
 class TokenReader(Reader):
@@ -217,8 +260,8 @@ class TokenReader(Reader):
     needs_spans = True
     kinds: ClassVar[dict[type, str]] = {str: "a text"}
 
-    def encode(self, text: Input) -> list[Row]:
-        """Return a text as one row for each part of it."""
+    def encode(self, text: Input) -> list[EncodedText]:
+        """Return a text in parts, each with its pieces; None for special tokens."""
         encoded = self.tokenizer(
             [text],
             return_special_tokens_mask=True,
@@ -227,42 +270,35 @@ class TokenReader(Reader):
             **self.cut,
         )
         names = [name for name in self.tokenizer.model_input_names if name in encoded]
-        rows = []
-        columns = ("input_ids", "special_tokens_mask", "offset_mapping")
-        for number, (ids, special, spans) in enumerate(
-            zip(*(encoded[name] for name in columns), strict=True)
-        ):
+        parts = []
+        for number, ids in enumerate(encoded["input_ids"]):
+            pieces: list[Piece | None] = []
             tokens = self.tokenizer.convert_ids_to_tokens(ids)
-            pieces = [
-                None if is_special else Piece(token, span)
-                for token, span, is_special in zip(tokens, spans, special, strict=True)
-            ]
-            rows.append(Row({name: encoded[name][number] for name in names}, pieces))
-        return rows
+            spans, is_special = encoded["offset_mapping"], encoded["special_tokens_mask"]
+            for token, span, special in zip(tokens, spans[number], is_special[number], strict=True):
+                pieces.append(None if special else Piece(token, span))
+            parts.append(EncodedText({name: encoded[name][number] for name in names}, pieces))
+        return parts
 
     def decode(
-        self, request: Request, values: Sequence[Sequence[torch.Tensor]]
+        self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]
     ) -> list[EntityPrediction]:
         """Return the entities, or the words with their tags."""
-        parts = []
-        for row, (logits,) in zip(request.rows, values, strict=True):
+        tagged_parts = []
+        for part, (logits,) in zip(request.parts, outputs, strict=True):
             scores, classes = logits.softmax(-1).max(-1)
-            found = zip(row.more, classes.tolist(), scores.tolist(), strict=True)
-            parts.append(
-                [
-                    (piece, self.labels[number], score)
-                    for piece, number, score in found
-                    if piece is not None
-                ]
-            )
-        return read_tags(str(request.text), parts, self.tokenizer, self.labels.values())
+            tagged = []
+            for piece, number, score in zip(
+                part.details, classes.tolist(), scores.tolist(), strict=True
+            ):
+                if piece is not None:
+                    tagged.append((piece, self.labels[number], score))
+            tagged_parts.append(tagged)
+        return read_tags(str(request.text), tagged_parts, self.tokenizer, self.labels.values())
 
 
 class AnswerReader(Reader):
-    """Extractive question answering; `Predictor.predict` describes the options.
-
-    A window has 384 tokens unless the training has recorded a number.
-    """
+    """Extractive question answering; `Predictor.predict` describes the options."""
 
     outputs = ("start_logits", "end_logits")
     is_per_token = True
@@ -278,31 +314,34 @@ class AnswerReader(Reader):
         **options: Any,
     ) -> None:
         super().__init__(*args)
-        record = self.record
-        longest = max_length or record.max_length or 384
-        longest = int(
-            min(longest, count_positions(self.model) or 384, self.tokenizer.model_max_length)
+        if self.record is not None:
+            max_length = max_length or self.record.max_length
+            if null_threshold is None:
+                null_threshold = self.record.null_threshold
+        longest = min(
+            max_length or _WINDOW,
+            count_positions(self.model) or _WINDOW,
+            self.tokenizer.model_max_length,
         )
-        if null_threshold is None:
-            null_threshold = record.null_threshold
-        self._windows = Windows(self.tokenizer, longest, null_threshold=null_threshold, **options)
+        self._windows = Windows(
+            self.tokenizer, int(longest), null_threshold=null_threshold, **options
+        )
 
-    def encode(self, text: Input) -> list[Row]:
-        """Return a question and its context as one row for each window of the context."""
-        return [Row(window.inputs, window) for window in self._windows.split(*text)]
+    def encode(self, text: Input) -> list[EncodedText]:
+        """Return a question with each window of its context."""
+        return [EncodedText(window.inputs, window) for window in self._windows.split(*text)]
 
     def decode(
-        self, request: Request, values: Sequence[Sequence[torch.Tensor]]
+        self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]
     ) -> AnswerPrediction:
         """Return the best answer in any window."""
-        return self._windows.find_answer(
-            request.text[1], [row.more for row in request.rows], values
-        )
+        windows = [part.details for part in request.parts]
+        return self._windows.find_answer(request.text[1], windows, outputs)
 
 
 class VectorReader(Reader):
     """Embeddings: the mean of a text's last hidden states, as sentence-transformers computes it by
-        default.
+    default.
 
     Reimers & Gurevych 2019 (arXiv 1908.10084), section 3, found the mean better than the vector of
     [CLS] and than the maximum. The vectors are not normalized: compare them by their cosine.
@@ -311,9 +350,9 @@ class VectorReader(Reader):
     outputs = ("last_hidden_state",)
     is_per_token = True
 
-    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> list[float]:
+    def decode(self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]) -> list[float]:
         """Return the mean of the tokens' hidden states."""
-        return values[0][0].mean(0).tolist()
+        return outputs[0][0].mean(0).tolist()
 
 
 # By the name of the task's pipeline.
@@ -328,41 +367,28 @@ READERS: dict[str, type[Reader]] = {
 def predict_requests(
     requests: Sequence[Request], batch_size: int, catch: tuple[type[Exception], ...] = ()
 ) -> list[Any]:
-    """Return the result of each request, of which `batch_size` rows at most go through a model at
-    once.
+    """Return the result of each request.
 
-    Rows of different adapters of one model go through it together. Errors of a request that are to
-    be caught are returned in place of its result.
+    At most `batch_size` rows go through a model at once, which may be of several adapters of this
+    model. An error of a request that is to be caught is returned in place of its result.
     """
-    rows = [(request.reader, row) for request in requests for row in request.rows]
-    texts = [
-        (id(reader.model), *((name, *values) for name, values in row.inputs.items()))
-        for reader, row in rows
-    ]
-    first = {text: number for number, text in reversed(list(enumerate(texts)))}
-    same = [first[text] for text in texts]
-    # Rows of a text stand together, which runs once below the adapters; and else those of an
-    # adapter, which then need not be gathered.
-    groups: dict[object, list[int]] = {}
-    for number in sorted(
-        range(len(rows)), key=lambda number: (rows[same[number]][0].name, same[number])
-    ):
-        reader, row = rows[number]
-        alone = None if reader.can_pad else same[number]
-        # Without a mask, the model would read the padding as text.
-        length = None if "attention_mask" in row.inputs else len(row.inputs["input_ids"])
-        key = (id(reader.model), tuple(row.inputs), reader.tokenizer.padding_side, alone, length)
-        groups.setdefault(key, []).append(number)
-    values: dict[int, list[torch.Tensor]] = {}
-    for group in groups.values():
-        for start in range(0, len(group), batch_size):
-            chunk = group[start : start + batch_size]
-            values.update(zip(chunk, _forward([rows[number] for number in chunk]), strict=True))
-    in_order = iter([values[number] for number in range(len(rows))])
-    return [
-        attempt(catch, request.decode, [next(in_order) for _ in request.rows])
-        for request in requests
-    ]
+    rows_of_requests = [request.rows() for request in requests]
+    for group in _group(chain.from_iterable(rows_of_requests)):
+        for batch in split_batches(group, batch_size):
+            _forward(batch)
+    results = []
+    for request, rows in zip(requests, rows_of_requests, strict=True):
+        outputs = [row.outputs for row in rows]
+        results.append(attempt(catch, request.decode, outputs))
+    return results
+
+
+def split_batches(items: Sequence[T], batch_size: int) -> Iterator[Sequence[T]]:
+    """Yield consecutive parts of a sequence, of `batch_size` items each."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+    for start in range(0, len(items), batch_size):
+        yield items[start : start + batch_size]
 
 
 def attempt(catch: tuple[type[Exception], ...], function: Callable[..., Any], *args: Any) -> Any:
@@ -373,47 +399,98 @@ def attempt(catch: tuple[type[Exception], ...], function: Callable[..., Any], *a
         return error
 
 
+def _group(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return rows in groups, each of which can go through a model together.
+
+    The rows of one text stand together, because the layers below the adapters then run once for
+    them. The texts of an adapter stand together, whose weights then need not be gathered.
+    """
+    rows_of_texts: dict[object, list[Row]] = {}
+    for row in rows:
+        inputs = ((name, *values) for name, values in row.part.inputs.items())
+        rows_of_texts.setdefault((id(row.reader.model), *inputs), []).append(row)
+    by_adapter = sorted(rows_of_texts.values(), key=lambda same_text: same_text[0].reader.name)
+    groups: dict[object, list[Row]] = {}
+    for number, same_text in enumerate(by_adapter):
+        for row in same_text:
+            groups.setdefault(_group_key(row, number), []).append(row)
+    return list(groups.values())
+
+
+def _group_key(row: Row, number_of_text: int) -> tuple[object, ...]:
+    """Return what the rows of a batch must have in common."""
+    reader, inputs = row.reader, row.part.inputs
+    key: list[object] = [id(reader.model), *inputs, reader.tokenizer.padding_side]
+    if "attention_mask" not in inputs:
+        # The model would read the padding as text.
+        key.append(("length", len(inputs["input_ids"])))
+    if not reader.can_pad:
+        key.append(("text", number_of_text))
+    return tuple(key)
+
+
 @torch.inference_mode()
-def _forward(rows: Sequence[tuple[Reader, Row]]) -> list[list[torch.Tensor]]:
-    """Return the outputs for each row of one batch, as `Reader.decode` wants them."""
-    first = rows[0][0]
-    texts = [list(pairs) for _, pairs in groupby(rows, lambda pair: pair[1].inputs)]
-    inputs = [pairs[0][1].inputs for pairs in texts]
-    if len({len(row["input_ids"]) for row in inputs}) == 1:  # there may be no pad token
-        batch = {name: torch.tensor([row[name] for row in inputs]) for name in inputs[0]}
-    else:
-        batch = dict(DataCollatorWithPadding(first.tokenizer)(inputs))
-    batch = {name: value.to(first.model.device) for name, value in batch.items()}
-    names = [[reader.name for reader, _ in pairs] for pairs in texts]
-    is_plain = len(texts) == len(rows)
-    outputs = first.model(**batch, adapter_names=[name for [name] in names] if is_plain else names)
-    found = [
-        [outputs[name][number].float().cpu() for name in first.outputs]
-        for number in range(len(rows))
-    ]
-    if first.is_per_token and "attention_mask" in batch:
-        masks = [
-            mask
-            for mask, pairs in zip(batch["attention_mask"].bool().cpu(), texts, strict=True)
-            for _ in pairs
-        ]
-        found = [[value[mask] for value in own] for own, mask in zip(found, masks, strict=True)]
-    if first.outputs == (
-        "logits",
-    ):  # those of heads narrower than the widest in the batch are filled up with -inf
-        found = [
-            [own[0][..., : len(reader.labels)]]
-            for own, (reader, _) in zip(found, rows, strict=True)
-        ]
-    return found
+def _forward(rows: Sequence[Row]) -> None:
+    """Run a batch, and give each row its outputs, as `Reader.decode` wants them."""
+    reader = rows[0].reader
+    # A text that several adapters read is in the batch once.
+    texts: list[dict[str, list[int]]] = []
+    adapters_of_texts: list[list[str]] = []
+    for row in rows:
+        if not texts or row.part.inputs != texts[-1]:
+            texts.append(row.part.inputs)
+            adapters_of_texts.append([])
+        adapters_of_texts[-1].append(row.reader.name)
+    adapters: list[Any] = adapters_of_texts
+    if len(texts) == len(rows):
+        adapters = [row.reader.name for row in rows]
+    batch = _pad(texts, reader.tokenizer)
+    outputs = reader.model(
+        **{name: value.to(reader.model.device) for name, value in batch.items()},
+        adapter_names=adapters,
+    )
+    for number, row in enumerate(rows):
+        for name in reader.outputs:
+            row.outputs.append(_of_row(row, outputs[name][number].float().cpu()))
+
+
+def _pad(
+    texts: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, torch.Tensor]:
+    """Return the inputs of texts as tensors `(texts, tokens)`."""
+    if len({len(text["input_ids"]) for text in texts}) > 1:
+        return dict(DataCollatorWithPadding(tokenizer)(texts))
+    # There may be no pad token.
+    return {name: torch.tensor([text[name] for text in texts]) for name in texts[0]}
+
+
+def _of_row(row: Row, values: torch.Tensor) -> torch.Tensor:
+    """Return the values of a row without what the batch has filled up.
+
+    Args:
+        row: The row.
+        values: `(tokens, ...)` with padding, or the logits of as many classes as the widest head in
+            the batch has: the others are -inf.
+    """
+    reader = row.reader
+    if reader.is_per_token:
+        tokens = len(row.part.inputs["input_ids"])
+        is_left = reader.tokenizer.padding_side == "left"
+        values = values[-tokens:] if is_left else values[:tokens]
+    if reader.outputs == ("logits",):
+        values = values[..., : len(reader.labels)]
+    return values
 
 
 def cut_arguments(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel, record: AdapterRecord
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel, config: HoulsbyConfig
 ) -> dict[str, Any]:
     """Return the tokenizer's arguments that cut texts to the adapter's length; empty if no length
     is known.
     """
-    lengths = (record.max_length, tokenizer.model_max_length, count_positions(model))
-    known = [int(length) for length in lengths if length and length < LARGE_INTEGER]
-    return {"truncation": True, "max_length": min(known)} if known else {}
+    recorded = config.record.max_length if config.record else None
+    lengths = []
+    for length in (recorded, tokenizer.model_max_length, count_positions(model)):
+        if length and length < LARGE_INTEGER:
+            lengths.append(int(length))
+    return {"truncation": True, "max_length": min(lengths)} if lengths else {}

@@ -27,9 +27,10 @@ from transformers import (
 
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.checkpoints.saved import SavedAdapter
-from houlsby_peft.hub.card import count_parameters, find_base, keep_written, make_card
-from houlsby_peft.hub.markdown import one_line
-from houlsby_peft.hub.results import format_mean
+from houlsby_peft.hub import card as cards
+from houlsby_peft.hub.card import count_parameters, find_base, keep_written, write_card
+from houlsby_peft.errors import shortened
+from houlsby_peft.hub.results import format_mean, read_report
 from hub_models import LABELS, make_adapter, make_base
 from mutated_adapters import HOSTILE
 from tiny_models import perturb
@@ -104,6 +105,11 @@ SECTIONS = (
     "Usage", "Adapter", "Base model", "Results", "Data", "Hyperparameters", "Training log", "Environment", "Limits",
     "Command", "Citation",
 )  # fmt: skip
+
+
+def make_card(saved, repo_id=None, results=None, **options):
+    """The card of an adapter with a report of its runs."""
+    return cards.make_card(saved, read_report(saved.folder, results), repo_id, **options)
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +213,23 @@ def test_several_seeds_give_mean_and_standard_error(adapter, tmp_path):
     ] == pytest.approx(mean)
     assert "There is only one run" not in card.text
     assert format_mean([88.25, 89.15]) == "88.7 ± 0.5"  # large scores have one decimal
+
+
+def test_further_metrics_stand_beside_the_scores(adapter):
+    runs = [
+        {**RUN, "seed": seed, "metrics": {"mean_squared_error": value, "broken": float("nan")}}
+        for seed, value in ((1, 0.25), (2, 0.75))
+    ]
+    card = make_card(adapter, "user/messages", results=runs[0])
+    assert row(card, "accuracy") == "| accuracy | 0.800 |"
+    assert row(card, "mean squared error") == "| mean squared error | 0.250 |"
+    assert "broken" not in card.text
+    two = make_card(adapter, "user/messages", results=runs)
+    # The standard error of two values is half of their difference.
+    expected = "| mean squared error | 0.500 ± 0.250 | 0.250 | 0.750 |"
+    assert row(two, "mean squared error") == expected
+    values = {result.metric_type: result.metric_value for result in two.data.eval_results}
+    assert values == {"accuracy": 0.8, "f1": 0.79, "mean_squared_error": 0.5}
 
 
 def test_the_parameters_are_those_that_the_model_trains(base, adapter, tmp_path):
@@ -378,10 +401,11 @@ def test_figures_of_the_adapter_and_of_its_run_are_shown(base, tmp_path):
     saved = SavedAdapter.open(make_adapter(tmp_path / "run" / "adapter", base))
     (saved.folder / "loss_per_step.png").write_bytes(b"")
     (tmp_path / "run" / "scores.png").write_bytes(b"")
-    assert "scores.png" not in make_card(saved).text, "it is not known to be of this adapter"
+    page = write_card(saved.folder).read_text()
+    assert "scores.png" not in page, "it is not known to be of this adapter"
     results = tmp_path / "run" / "results.json"
     results.write_text(json.dumps({"adapter_crc32": zlib.crc32(saved.weights_file.read_bytes())}))
-    text = make_card(saved).text
+    text = write_card(saved.folder).read_text()
     assert "![loss per step](loss_per_step.png)" in text
     assert "![scores](../scores.png)" in text
 
@@ -430,6 +454,45 @@ def test_a_card_from_elsewhere_follows_the_generated_part_unless_it_is_a_templat
     )
     template = ModelCard.from_template(ModelCardData()).content
     assert keep_written(new, [template]).content == keep_written(new, []).content
+
+
+def nested_aliases(level):
+    """Metadata of a few lines: a list of ten lists of ten lists, and so on."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for number in range(level):
+        aliases = ", ".join([f"*a{number}"] * 10)
+        lines.append(f"a{number + 1}: &a{number + 1} [{aliases}]")
+    return "\n".join(lines)
+
+
+def merged_aliases(level):
+    lines = ["a0: &a0 {x: 1}"]
+    for number in range(level):
+        aliases = ", ".join([f"*a{number}"] * 10)
+        lines.append(f"a{number + 1}: &a{number + 1} {{<<: [{aliases}]}}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (f"{nested_aliases(30)}\ntags: *a30", "aliases repeat more"),
+        (merged_aliases(30), "aliases repeat more"),
+        ("tags: &a [*a]", "aliases repeat more"),
+        ("tags: [", r"The metadata of README.md must be YAML\. "),
+    ],
+    ids=["nested", "merged", "itself", "no YAML"],
+)
+def test_metadata_that_cannot_be_written_out_are_refused(adapter, metadata, message):
+    with pytest.raises(AdapterError, match=message):
+        keep_written(make_card(adapter), [f"---\n{metadata}\n---\nMine.\n"])
+
+
+def test_metadata_may_have_aliases(adapter):
+    page = f"---\n{nested_aliases(3)}\ndatasets: &names [mine]\ntags: *names\n---\nMine.\n"
+    data = keep_written(make_card(adapter), [page]).data.to_dict()
+    assert data["datasets"] == ["mine"]
+    assert "mine" in data["tags"]
 
 
 def elements(markdown_it, text):
@@ -481,7 +544,9 @@ def test_names_from_outside_do_not_change_the_page(base, tmp_path):
         rendered = [
             line for line in markdown_it.render(page.text).splitlines() if "<strong>classes" in line
         ]
-        assert html.unescape(re.sub(r"<[^>]*>", "", rendered[0])) == f"classes: {one_line(text)}, b"
+        assert (
+            html.unescape(re.sub(r"<[^>]*>", "", rendered[0])) == f"classes: {shortened(text)}, b"
+        )
         assert page.data.eval_results[0].dataset_name == text
         assert ModelCard(page.content).data.to_dict() == page.data.to_dict()
         # What is generated is recognized as such on the next update.

@@ -171,9 +171,9 @@ def test_a_long_question_is_cut_as_in_training(base, tokenizer, tmp_path):
     adapter = houlsby_peft.load(tmp_path)
     long = " ".join(["where"] * 200)
     adapter.base_model.config.max_position_embeddings = adapter.tokenizer.model_max_length = 200
-    rows = adapter.reader(max_length=100).request((long, CONTEXT)).rows
+    parts = adapter.reader(max_length=100).request((long, CONTEXT)).parts
     where = tokenizer.vocab["where"]
-    assert {sum(token == where for token in row.inputs["input_ids"]) for row in rows} == {64}
+    assert {sum(token == where for token in part.inputs["input_ids"]) for part in parts} == {64}
 
 
 def test_results_are_plain_and_words_are_parts_of_the_text(base, tmp_path):

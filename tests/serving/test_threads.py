@@ -71,17 +71,17 @@ def test_threads_cut_contexts_as_each_needs(base, tmp_path):
     ).save_pretrained(tmp_path)
     reader = houlsby_peft.load(tmp_path, base_model=str(base)).reader()
     pairs = [(" ".join(WORDS[:n]), " ".join(WORDS * 2)) for n in (1, 2, 3)]
-    expected = [reader.request(pair).rows for pair in pairs]
+    expected = [reader.request(pair).parts for pair in pairs]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
             found = list(
-                pool.map(lambda number: reader.request(pairs[number % 3]).rows, range(300))
+                pool.map(lambda number: reader.request(pairs[number % 3]).parts, range(300))
             )
     finally:
         sys.setswitchinterval(interval)
-    assert [number for number, rows in enumerate(found) if rows != expected[number % 3]] == []
+    assert [number for number, parts in enumerate(found) if parts != expected[number % 3]] == []
 
 
 def test_threads_may_load_onto_one_base_model_while_others_predict(folders):
