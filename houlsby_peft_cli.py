@@ -18,22 +18,38 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+
+if TYPE_CHECKING:
+    from houlsby_peft.checkpoints.saved import SavedAdapter
+    from houlsby_peft.serving.task_bank import TaskBank
+    from houlsby_peft.tables import TableReader
 
 _RECIPES = ("text_classification", "token_classification", "squad", "mlm")
-_FLAGS = """\
+_TRAIN_FLAGS = """\
 flags of the recipe, after the data:
-  --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no download from the Hub
-  --output_dir FOLDER         where the run goes; default: runs/ and the name of the data or the recipe
+  --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no
+                              download from the Hub
+  --output_dir FOLDER         where the run goes; default: runs/ and the name of the data or the
+                              recipe
   --text_columns A [B]        column of the texts, or two for pairs; default: detected
   --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
   --validation_file FILE      validation data; default: a tenth of the training examples
+  --metric NAME [...]         further metrics: names on the Hub or local scripts
   --num_train_epochs N        passes over the data
   --learning_rate RATE        1e-4 to 1e-3 are usual for adapters
   --r N                       width of the bottleneck; default: 64
   --layers N [N ...]          layers to adapt, counted from 0; default: all
   --push_to_hub true          share the adapter on the Hub at the end
+"""
+_EVALUATE_FLAGS = """\
+flags of the recipe, after the data:
+  --metric NAME [...]         further metrics: names on the Hub or local scripts, as evaluate.load
+                              takes them
+  --output_dir FOLDER         where evaluation.json goes; default: the run's folder
+  --text_columns A [B]        column of the texts, or two for pairs; default: as in the training
+  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
 """
 
 
@@ -43,52 +59,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Flags may be written with hyphens or, like those of the recipes, with underscores. With
     `--debug`, or the environment variable HOULSBY_DEBUG=1, an error shows its traceback.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # The recipes' flags are handed on as they are.
-    end = (
-        0
-        if given[:1] in (["train"], ["evaluate"])
-        else given.index("--")
-        if "--" in given
-        else len(given)
-    )
-    words = [
-        *(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in given[:end]),
-        *given[end:],
-    ]
+    words = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     has_file = any(word.partition("=")[0] == "--file" for word in words)
     parser = _make_parser(has_file)
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        parser.error(
-            "unknown: "
-            + " ".join(unknown)
-            + " (a recipe's flags follow the data)" * ("flags" in options)
-        )
+        hint = " (a recipe's flags follow the data)" * ("flags" in options)
+        parser.error(f"unknown: {' '.join(unknown)}{hint}")
     try:
         options.run(options)
-        print(
-            end="", flush=True
-        )  # at its end, the interpreter would print a traceback for a pipe that is closed
+        # At its end, the interpreter would print a traceback for a pipe that is closed.
+        print(end="", flush=True)
     except BrokenPipeError:  # of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit("error: interrupted")
     except Exception as error:
-        # Ours, those of files, JSON and the Hub, and a missing package. safetensors has a class of
-        # its own.
-        is_known = (
-            isinstance(error, (OSError, ValueError, ImportError))
-            or "safetensors" in type(error).__module__
-        )
-        if not is_known or "debug" in options or os.environ.get("HOULSBY_DEBUG") == "1":
+        shows_traceback = "debug" in options or os.environ.get("HOULSBY_DEBUG") == "1"
+        if shows_traceback or not _is_known(error):
             raise
-        remedy = (
-            ". Install it, or the extra serve, export or parquet"
-            if isinstance(error, ImportError)
-            else ""
-        )
-        sys.exit(f"error: {' '.join(str(error).split())}{remedy}")
+        message = " ".join(str(error).split())
+        if isinstance(error, ImportError):
+            message += ". Install it, or the extra serve, export or parquet"
+        sys.exit(f"error: {message}")
+
+
+def _with_hyphens(words: Sequence[str]) -> list[str]:
+    """Write flags with hyphens. The flags of a recipe, and what follows --, stay as they are."""
+    words = list(words)
+    if words[:1] in (["train"], ["evaluate"]):
+        return words
+    end = words.index("--") if "--" in words else len(words)
+    for number in range(end):
+        words[number] = re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), words[number])
+    return words
+
+
+def _is_known(error: Exception) -> bool:
+    """Return whether an error is ours, of files, JSON or the Hub, or a missing package.
+
+    The message of others means nothing without their traceback. safetensors has a class of its own.
+    """
+    is_of_safetensors = "safetensors" in type(error).__module__
+    return isinstance(error, (OSError, ValueError, ImportError)) or is_of_safetensors
 
 
 def _make_parser(has_file: bool) -> argparse.ArgumentParser:
@@ -104,9 +117,8 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     def add(
         name: str, run: Callable[[argparse.Namespace], None], help: str
     ) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name, help=help, allow_abbrev=False
-        )  # of train, --r is the recipe's
+        # Without abbreviations: the --r of train is the recipe's.
+        command = commands.add_parser(name, help=help, allow_abbrev=False)
         command.set_defaults(run=run)
         command.add_argument(
             "--debug",
@@ -116,7 +128,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         )
         return command
 
-    def entry(text: str) -> tuple[str, str]:
+    def metadatum(text: str) -> tuple[str, str]:
         key, is_given, value = text.partition("=")
         if not is_given:
             raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got {text!r}")
@@ -133,12 +145,12 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         "trained", metavar="run", nargs="?", help="folder of the run, or an adapter"
     )
     evaluate.add_argument("data", nargs="?", help="as for train")
+    train.usage = "%(prog)s [options] DATA [flags of the recipe]"
+    train.epilog = _TRAIN_FLAGS
+    evaluate.usage = "%(prog)s [options] RUN DATA [flags of the recipe]"
+    evaluate.epilog = _EVALUATE_FLAGS
     for command in (train, evaluate):
-        command.usage = (
-            f"%(prog)s [options] {'RUN ' * (command is evaluate)}DATA [flags of the recipe]"
-        )
         command.formatter_class = argparse.RawDescriptionHelpFormatter
-        command.epilog = _FLAGS if command is train else None
         command.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
         command.add_argument(
             "--recipe",
@@ -168,7 +180,8 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
             "--results",
             nargs="+",
             action="extend",
-            help="results.json of a run, or one per seed; default: that of the recipe's run that saved the adapter",
+            help="results.json of a run, or one per seed; default: that of the recipe's run that "
+            "saved the adapter",
         )
         command.add_argument(
             "--example",
@@ -184,7 +197,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
             "--metadata",
             nargs="+",
             action="extend",
-            type=entry,
+            type=metadatum,
             metavar="KEY=VALUE",
             help="metadata of the card, such as license=apache-2.0 language=en",
         )
@@ -193,11 +206,13 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         "predict", _predict, "predict for texts or for the rows of a file, with one adapter or many"
     )
     export = add("export", _export, "export an adapter with its base model to ONNX")
+    predict.add_argument(
+        "adapter",
+        help="user/name on the Hub, or a folder; or a folder of adapters or runs, of which each "
+        "answers",
+    )
+    export.add_argument("adapter", help="user/name on the Hub, or a folder")
     for command in (predict, export):
-        several = (
-            "; or a folder of adapters or runs, of which each answers" if command is predict else ""
-        )
-        command.add_argument("adapter", help=f"user/name on the Hub, or a folder{several}")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
     if not has_file:
         predict.add_argument(
@@ -220,8 +235,8 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     predict.add_argument(
         "--text-column",
         nargs="+",
-        help="column of --file with the texts, or two: pairs, or questions and contexts; default: as in the training, "
-        "or by name",
+        help="column of --file with the texts, or two: pairs, or questions and contexts; default: "
+        "as in the training, or by name",
     )
     predict.add_argument(
         "--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252"
@@ -314,56 +329,59 @@ def _train(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     words, recipe = ["--evaluate", options.trained, "--data", options.data], options.recipe
-    run = Path(options.trained or "").expanduser()
-    if folder := next(
-        (folder for folder in (run, run.parent) if (folder / "results.json").exists()), None
-    ):
-        words += [
-            "--output_dir",
-            str(folder),
-        ]  # beside what the run has written, unless a flag follows
-        command = json.loads((folder / "results.json").read_text())["command"]
-        recipe = recipe or next(
-            (name for name in _RECIPES if f"recipes/{name}.py" in command), None
-        )
+    run = _find_run(Path(options.trained or "").expanduser())
+    if run is not None:
+        # Beside what the run has written, unless a flag follows.
+        words += ["--output_dir", str(run)]
+        recipe = recipe or _recipe_of(run)
     _launch(options, recipe, words)
+
+
+def _find_run(path: Path) -> Path | None:
+    """Return the folder of the run that a path names, or whose adapter it names."""
+    for folder in (path, path.parent):
+        if (folder / "results.json").exists():
+            return folder
+    return None
+
+
+def _recipe_of(run: Path) -> str | None:
+    """Return the recipe that has trained a run."""
+    command = json.loads((run / "results.json").read_text())["command"]
+    for recipe in _RECIPES:
+        if f"recipes/{recipe}.py" in command:
+            return recipe
+    return None
 
 
 def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | None]) -> None:
     """Become the recipe, by default that of the data. On several GPUs, `accelerate launch` starts
     it instead.
     """
-    recipe = recipe or (
-        "token_classification" if str(options.data).endswith(".conll") else "text_classification"
-    )
-    if lacking := [
-        name for name in ("datasets", "sklearn") if importlib.util.find_spec(name) is None
-    ]:
-        raise ImportError(f"Training needs {lacking[0]}: pip install 'houlsby-peft[recipes]'")
-    # In a checkout, they are beside the package.
-    folders = [
-        Path(__file__).parent / "houlsby_peft" / "recipes",
-        Path(__file__).parent / "recipes",
-    ]
-    script = next(folder for folder in folders if folder.exists()) / f"{recipe}.py"
+    if recipe is None:
+        is_tagged = str(options.data).endswith(".conll")
+        recipe = "token_classification" if is_tagged else "text_classification"
+    for package in ("datasets", "sklearn"):
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"Training needs {package}: pip install 'houlsby-peft[recipes]'")
+    folder = Path(__file__).parent / "houlsby_peft" / "recipes"
+    if not folder.exists():  # in a checkout, they are beside the package
+        folder = Path(__file__).parent / "recipes"
     if options.help_all:
         words, options.flags = ["--help"], []
     elif None in words:
         raise ValueError("The data are missing; houlsby-peft train --help shows what to give.")
-    debug = ["--debug"] if "debug" in options else []
-    os.execv(
-        sys.executable, [sys.executable, str(script), *map(str, words), *options.flags, *debug]
-    )
+    if "debug" in options:
+        options.flags.append("--debug")
+    command = [sys.executable, str(folder / f"{recipe}.py"), *map(str, words), *options.flags]
+    os.execv(sys.executable, command)
 
 
 def _push(options: argparse.Namespace) -> None:
     from houlsby_peft.hub.push import push_to_hub
 
-    print(
-        push_to_hub(
-            options.folder, options.repo_id, private=options.private, **_card_options(options)
-        )
-    )
+    card_options = _card_options(options)
+    print(push_to_hub(options.folder, options.repo_id, private=options.private, **card_options))
 
 
 def _card(options: argparse.Namespace) -> None:
@@ -371,87 +389,113 @@ def _card(options: argparse.Namespace) -> None:
     from houlsby_peft.hub.card import write_card
     from houlsby_peft.hub.push import predict_example
 
-    chosen, answer = _card_options(options), None
-    if chosen["example"] is not None:
-        answer = predict_example(
-            SavedAdapter.open(options.folder), chosen["example"], options.base_model
-        )
-    print(write_card(options.folder, options.repo_id, answer=answer, **chosen))
+    card_options, answer = _card_options(options), None
+    if card_options["example"] is not None:
+        saved = SavedAdapter.open(options.folder)
+        answer = predict_example(saved, card_options["example"], options.base_model)
+    print(write_card(options.folder, options.repo_id, answer=answer, **card_options))
 
 
 def _predict(options: argparse.Namespace) -> None:
     """Check files, columns and texts before the model is loaded, then predict."""
     from houlsby_peft.checkpoints.saved import SavedAdapter, adapter_of_run
     from houlsby_peft.serving.adapter_list import find_adapters
-    from houlsby_peft.serving.files import predict_file
     from houlsby_peft.serving.task_bank import TaskBank
-    from houlsby_peft.tables import (
-        WRITTEN,
-        TableReader,
-        check_number_of_texts,
-        find_format,
-        find_text_columns,
-    )
 
     _hide_messages()
     folder = adapter_of_run(Path(options.adapter).expanduser())
-    found = {} if (folder / "adapter_config.json").exists() else find_adapters(folder)
-    is_single, sources = not found, found or {"": options.adapter}
-    adapters = {
-        task: SavedAdapter.open(source, options.revision) for task, source in sources.items()
-    }
-    chosen = {name: getattr(options, name) for name in ("base_model", "device", "other_base")}
-    bank = TaskBank(adapters, **chosen)
-    recorded = [saved.record.text_columns for saved in adapters.values()]
+    sources: dict[str, Any] = {}
+    if not (folder / "adapter_config.json").exists():
+        sources.update(find_adapters(folder))
+    # A single adapter is a task without a name.
+    sources = sources or {"": options.adapter}
+    adapters = {}
+    for task, source in sources.items():
+        adapters[task] = SavedAdapter.open(source, options.revision)
+    bank = TaskBank(
+        adapters,
+        base_model=options.base_model,
+        device=options.device,
+        other_base=options.other_base,
+    )
     if options.file is None:
-        if options.texts == ["-"]:
-            lines = [line.rstrip("\n") for line in sys.stdin]
-            inputs: list[Any] = (
-                [tuple(line.split("\t")) for line in lines] if options.pairs else lines
-            )
-        else:
-            inputs = _read_inputs(options.texts, options.pairs)
-        requests = [("" if is_single else [*adapters], text) for text in inputs]
-        for result in bank.predict(requests, options.batch_size, options.top_k):
-            print(json.dumps(result, ensure_ascii=False))
-        return
+        _predict_texts(options, bank)
+    else:
+        _predict_table(options, bank, list(adapters.values()))
+
+
+def _predict_texts(options: argparse.Namespace, bank: TaskBank) -> None:
+    from houlsby_peft.serving.files import json_line
+
+    if options.texts != ["-"]:
+        inputs = _read_inputs(options.texts, options.pairs)
+    else:
+        inputs = [line.rstrip("\n") for line in sys.stdin]
+        if options.pairs:
+            inputs = [tuple(line.split("\t")) for line in inputs]
+    tasks = "" if bank.tasks == ("",) else bank.tasks
+    requests = [(tasks, text) for text in inputs]
+    for result in bank.predict(requests, options.batch_size, options.top_k):
+        print(json_line(result))
+
+
+def _predict_table(
+    options: argparse.Namespace, bank: TaskBank, adapters: Sequence[SavedAdapter]
+) -> None:
+    from houlsby_peft.errors import shortened
+    from houlsby_peft.serving.files import predict_file
+    from houlsby_peft.tables import WRITTEN, TableReader, find_format
+
     if options.output is not None:
         find_format(options.output, WRITTEN)
         if options.output.exists() and not options.overwrite:
             raise ValueError(
-                f"{options.output} exists already. Give another --output, or --overwrite to replace it."
+                f"{options.output} exists already. Give another --output, or --overwrite to "
+                "replace it."
             )
     table = TableReader(options.file, options.encoding)
-    kinds = {saved.task.pipeline for saved in adapters.values()}
-    count = (
-        2
-        if options.pairs or kinds == {"question-answering"}
-        else None
-        if kinds == {"text-classification"}
-        else 1
-    )
-    # Adapters that were trained on columns of other names read what the first one reads.
-    columns = find_text_columns(
-        table.columns, options.text_column, count, next(filter(None, recorded), None)
-    )
-    for trained in recorded:
-        check_number_of_texts(columns, trained, "--text-column", "This adapter")
-    table.check_texts(columns)
+    columns = _find_columns(options, table, adapters)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
     print(
-        f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}",
+        f"{options.file}: {table.count:,} rows{encoding}; text: {shortened(', '.join(columns))}",
         file=sys.stderr,
     )
-    empty = predict_file(
+    without_text = predict_file(
         bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k
     )
-    if empty:
+    if without_text:
         print(
-            f"{empty:,} of {table.count:,} rows have no text and thus no prediction.",
+            f"{without_text:,} of {table.count:,} rows have no text and thus no prediction.",
             file=sys.stderr,
         )
     if options.output:
         print(f"Predictions: {options.output}", file=sys.stderr)
+
+
+def _find_columns(
+    options: argparse.Namespace, table: TableReader, adapters: Sequence[SavedAdapter]
+) -> list[str]:
+    """Return the columns of a table that hold the texts, as many as in the training."""
+    from houlsby_peft.tables import check_number_of_texts, find_text_columns
+
+    pipelines = {saved.task.pipeline for saved in adapters}
+    count: int | None = 1
+    if options.pairs or pipelines == {"question-answering"}:
+        count = 2
+    elif pipelines == {"text-classification"}:
+        count = None
+    trained_on = []
+    for saved in adapters:
+        record = saved.config.record
+        if record and record.text_columns:
+            trained_on.append(record.text_columns)
+    # Adapters that were trained on columns of other names read what the first one reads.
+    recorded = trained_on[0] if trained_on else None
+    columns = find_text_columns(table.columns, options.text_column, count, recorded)
+    for columns_of_training in trained_on:
+        check_number_of_texts(columns, columns_of_training, "--text-column", "This adapter")
+    table.check_texts(columns)
+    return columns
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -459,55 +503,65 @@ def _export(options: argparse.Namespace) -> None:
     from houlsby_peft.serving.load import load
 
     _hide_messages()
-    chosen = {name: getattr(options, name) for name in ("revision", "base_model", "other_base")}
-    adapter = load(options.adapter, **chosen)
+    adapter = load(
+        options.adapter,
+        revision=options.revision,
+        base_model=options.base_model,
+        other_base=options.other_base,
+    )
     for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
-        print(
-            f"{path}  {path.stat().st_size / 1e6:,.1f} MB, differs from PyTorch by at most {difference:.2g}"
-        )
+        size = path.stat().st_size / 1e6
+        print(f"{path}  {size:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
 
 
 def _serve(options: argparse.Namespace) -> None:
     from houlsby_peft.serving.local_service import run
 
-    cores, base = os.cpu_count() or 1, Path(options.base_model or "").expanduser()
+    base_model = options.base_model
+    if base_model and Path(base_model).expanduser().is_dir():
+        base_model = str(Path(base_model).expanduser().absolute())
+    cores = os.cpu_count() or 1
     cpus = min(cores, 4) if options.cpus is None else options.cpus
-    chosen = {
-        name: getattr(options, name) for name in ("batch_size", "watch", "gpus", "max_queued")
-    } | {
+    max_replicas = options.max_replicas
+    if max_replicas is None:
+        max_replicas = max(1, cores // max(1, cpus))
+    service_options = {
         # Not resolved: a link may lead to another folder later.
         "adapters": str(Path(options.adapters).expanduser().absolute()),
-        "base_model": str(base.absolute())
-        if options.base_model and base.is_dir()
-        else options.base_model,
-        "max_replicas": max(1, cores // max(1, cpus))
-        if options.max_replicas is None
-        else options.max_replicas,
+        "base_model": base_model,
+        "batch_size": options.batch_size,
         "cpus": cpus,
+        "gpus": options.gpus,
+        "max_queued": options.max_queued,
+        "max_replicas": max_replicas,
+        "watch": options.watch,
     }
     if not options.print_config:
-        run(chosen, options.host, options.port)
+        run(service_options, options.host, options.port)
         return
     from houlsby_peft.serving.service import ServiceOptions, deployment_file
 
-    print(deployment_file(ServiceOptions(**chosen), options.host, options.port), end="")
+    file = deployment_file(ServiceOptions(**service_options), options.host, options.port)
+    print(file, end="")
 
 
 def _convert(options: argparse.Namespace) -> None:
     from houlsby_peft.adapterhub.convert import convert
 
-    chosen = {
-        name: value
-        for name, value in vars(options).items()
-        if name not in ("run", "debug", "source", "target")
-    }
-    print(convert(options.source, options.target, **chosen))
+    folder = convert(
+        options.source,
+        options.target,
+        to=options.to,
+        base_model=options.base_model,
+        revision=options.revision,
+        with_head=options.with_head,
+        allow_pickle=options.allow_pickle,
+    )
+    print(folder)
 
 
 def _hide_messages() -> None:
-    """Hide what PEFT and transformers print while an adapter is loaded, which users of the command
-    cannot change.
-    """
+    """Hide messages of PEFT and transformers that users of the command cannot act on."""
     import warnings
 
     import transformers
@@ -518,19 +572,23 @@ def _hide_messages() -> None:
 
 def _card_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that `push_to_hub` and `write_card` share."""
-    example = _read_inputs(options.example or [], options.pairs) or None
+    example: Any = _read_inputs(options.example or [], options.pairs) or None
     if example is not None:
         _hide_messages()
+        if len(example) == 1:
+            example = example[0]
     return {
         "base_model": options.base_model,
         "results": options.results,
-        "example": example[0] if example and len(example) == 1 else example,
+        "example": example,
         "metadata": dict(options.metadata or ()),
     }
 
 
 def _read_inputs(texts: Sequence[str], pairs: bool) -> list[Any]:
-    return [tuple(texts[i : i + 2]) for i in range(0, len(texts), 2)] if pairs else list(texts)
+    if not pairs:
+        return list(texts)
+    return [tuple(texts[i : i + 2]) for i in range(0, len(texts), 2)]
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
+from ..errors import UNPRINTABLE
 from ..tables import WRITTEN, Row, TableReader, TableWriter, find_format
 from .readers import Input, Reader
 from .task_bank import TaskBank
@@ -32,114 +33,143 @@ def predict_file(
     rows without text.
 
     docs/hub.md describes the columns. Of a bank, the first column of each task is named after it,
-    and the names of the others begin with it: `topic` and `topic_score`; those of a task without a
-    name are as for a single adapter. All tasks read the given columns of the table: one of texts,
-    or two for pairs. Until the output is complete, it ends in .part. Without one, JSON lines are
+    and the names of the others begin with it: `topic` and `topic_score`. A task without a name has
+    the columns of a single adapter. All tasks read the given columns of the table: one of texts, or
+    two for pairs. Until the output is complete, it ends in .part. Without one, JSON lines are
     printed.
     """
     is_json = output is None or find_format(output, WRITTEN) == ".jsonl"
     readers = {task: bank.reader(task) for task in bank.tasks}
-    taken = {column.strip().lower() for column in table.columns}
-    added: list[str] = []
-    plans = {}
-    for task, reader in readers.items():
-        own, to_row = _plan_columns(reader, top_k, is_json)
-        names = {}
-        for number, column in enumerate(own):
-            name = column if not task else task if number == 0 else f"{task}_{column}"
-            while name.lower() in taken:
-                name = f"predicted_{name}"
-            taken.add(name.lower())
-            names[column] = name
-        added += names.values()
-        plans[task] = (names, to_row)
-    needs_all = all(reader.task.pipeline == "question-answering" for reader in readers.values())
-
-    def predict(texts: Sequence[Input]) -> list[Row]:
-        """Return the values of all further columns for each text."""
-        pairs = [(task, text) for text in texts for task in plans]
-        results = iter(bank.predict(pairs, batch_size, top_k))
-        found = [
-            [(names, to_row(_rounded(next(results)))) for names, to_row in plans.values()]
-            for _ in texts
-        ]
-        return [
-            {names[key]: value for names, own in row for key, value in own.items()} for row in found
-        ]
-
-    empty = 0
+    names_of_tasks = _name_columns(readers, table.columns, top_k, is_json)
+    added = [name for names in names_of_tasks.values() for name in names.values()]
+    needs_all = {reader.task.pipeline for reader in readers.values()} == {"question-answering"}
+    without_text = 0
     with (
         TableWriter(output, table, added) if output else nullcontext() as writer,
         tqdm(total=table.count, unit=" rows", disable=None) as bar,
     ):
         for rows in table.parts(_PART_ROWS):
-            inputs: list[Input | None] = []
+            with_text: list[tuple[Row, Input]] = []
             for row in rows:
-                texts = ["" if row.get(column) is None else str(row[column]) for column in columns]
-                is_there = (all if needs_all else any)(map(str.strip, texts))
-                inputs.append(
-                    None if not is_there else texts[0] if len(texts) == 1 else (texts[0], texts[1])
-                )
-            # Texts of like length stand together, so that little is padding.
-            order = sorted(
-                (i for i, text in enumerate(inputs) if text),
-                key=lambda i: sum(map(len, inputs[i] or ())),
-            )
-            found: list[Row] = [dict.fromkeys(added) for _ in rows]
-            for i, values in zip(
-                order, predict([text for i in order if (text := inputs[i])]), strict=True
-            ):
-                found[i] = values
-            empty += len(rows) - len(order)
-            whole = [row | more for row, more in zip(rows, found, strict=True)]
+                row |= dict.fromkeys(added)
+                text = _read_input(row, columns, needs_all)
+                if text is None:
+                    without_text += 1
+                else:
+                    with_text.append((row, text))
+            _add_predictions(bank, with_text, names_of_tasks, batch_size, top_k)
             if writer is None:
-                print(
-                    *(json.dumps(row, ensure_ascii=False, default=str) for row in whole), sep="\n"
-                )
+                print(*map(json_line, rows), sep="\n")
             else:
-                writer.write(whole)
+                writer.write(rows)
             bar.update(len(rows))
-    return empty
+    return without_text
 
 
-def _plan_columns(
-    reader: Reader, top_k: int | None, is_json: bool
-) -> tuple[list[str], Callable[[Any], Row]]:
-    """Return the columns of the predictions, and what turns a prediction into their values."""
-    task, kind, classes = reader.task.pipeline, reader.record.problem_type, len(reader.labels)
-    if task == "question-answering":
-        return ["answer", "score", "start", "end"], dict
-    if task != "text-classification":
-        name = "entities" if task == "token-classification" else "embedding"
-        return [name], lambda result: {name: result}
-    if kind == "regression":
-        return ["score"], lambda result: {"score": result["score"]}
+def json_line(value: Any) -> str:
+    """Return a value as JSON on one line, in which what would change a terminal is escaped."""
+    line = json.dumps(value, ensure_ascii=False, default=str)
+    return UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+
+
+def _name_columns(
+    readers: Mapping[str, Reader], taken: Iterable[str], top_k: int | None, is_json: bool
+) -> dict[str, dict[str, str]]:
+    """Return the names in the file of each task's columns, by what they are for a single adapter.
+
+    A name that the table has already, in any case, begins with "predicted_".
+    """
+    taken = {column.strip().lower() for column in taken}
+    names_of_tasks: dict[str, dict[str, str]] = {}
+    for task, reader in readers.items():
+        names_of_tasks[task] = names = {}
+        for column in _columns_of(reader, top_k, is_json):
+            name = column
+            if task:
+                name = f"{task}_{column}" if names else task
+            while name.lower() in taken:
+                name = f"predicted_{name}"
+            taken.add(name.lower())
+            names[column] = name
+    return names_of_tasks
+
+
+def _columns_of(reader: Reader, top_k: int | None, is_json: bool) -> list[str]:
+    """Return the columns that hold a prediction of a single adapter."""
+    pipeline = reader.task.pipeline
+    if pipeline == "question-answering":
+        return ["answer", "score", "start", "end"]
+    if pipeline == "token-classification":
+        return ["entities"]
+    if pipeline == "feature-extraction":
+        return ["embedding"]
+    if reader.kind_of_problem == "regression":
+        return ["score"]
     if top_k is not None and is_json:
-        return ["predictions"], lambda result: {"predictions": result}
+        return ["predictions"]
     if top_k is not None:
-        numbers = range(1, min(top_k, classes) + 1)
-        return (
-            [f"{name}_{i}" for i in numbers for name in ("label", "score")],
-            lambda result: {
-                f"{name}_{i}": item[name] for i, item in enumerate(result, 1) for name in item
-            },
-        )
-    if kind == "multi_label_classification":
-        return (
-            ["labels", "scores"],
-            lambda result: {
-                f"{name}s": [item[name] for item in result] for name in ("label", "score")
-            },
-        )
-    return ["label", "score"], dict
+        columns = []
+        for number in range(1, min(top_k, len(reader.labels)) + 1):
+            columns += [f"label_{number}", f"score_{number}"]
+        return columns
+    if reader.kind_of_problem == "multi_label_classification":
+        return ["labels", "scores"]
+    return ["label", "score"]
+
+
+def _cells(prediction: Any, columns: Sequence[str]) -> list[Any]:
+    """Return a prediction as the values of its columns. Of a list of classes, the last columns may
+    stay empty.
+    """
+    if isinstance(prediction, dict):
+        return [prediction[column] for column in columns]
+    if len(columns) == 1:
+        return [prediction]
+    labels = [choice["label"] for choice in prediction]
+    scores = [choice["score"] for choice in prediction]
+    if columns == ["labels", "scores"]:
+        return [labels, scores]
+    cells = []
+    for label, score in zip(labels, scores, strict=True):
+        cells += [label, score]
+    return cells
+
+
+def _read_input(row: Row, columns: Sequence[str], needs_all: bool) -> Input | None:
+    """Return the text or the pair of a row; None if there is no text."""
+    texts = []
+    for column in columns:
+        value = row.get(column)
+        texts.append("" if value is None else str(value))
+    is_enough = all if needs_all else any
+    if not is_enough(map(str.strip, texts)):
+        return None
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+def _add_predictions(
+    bank: TaskBank,
+    with_text: Sequence[tuple[Row, Input]],
+    names_of_tasks: Mapping[str, Mapping[str, str]],
+    batch_size: int,
+    top_k: int | None,
+) -> None:
+    """Predict the texts for all tasks, and write the predictions into their rows."""
+    # Texts of like length stand together, so that little is padding.
+    by_length = sorted(with_text, key=lambda pair: sum(map(len, pair[1])))
+    requests = [([*names_of_tasks], text) for _, text in by_length]
+    results = bank.predict(requests, batch_size, top_k)
+    for (row, _), predictions in zip(by_length, results, strict=True):
+        for task, prediction in predictions.items():
+            names = names_of_tasks[task]
+            cells = _cells(_rounded(prediction), [*names])
+            row.update(zip(names.values(), cells, strict=False))
 
 
 def _rounded(result: Any) -> Any:
+    """Return a result with rounded scores; a vector stays as it is."""
     if isinstance(result, list):
         return [_rounded(item) for item in result]
     if isinstance(result, dict):
-        return {
-            name: round(value, _DIGITS) if name == "score" else value
-            for name, value in result.items()
-        }
+        return {**result, "score": round(result["score"], _DIGITS)}
     return result

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
@@ -25,62 +26,86 @@ class Piece:
     span: tuple[int, int]
 
 
+# A piece with its tag and the score of the tag.
+TaggedPiece = tuple[Piece, str, float]
+
+
+@dataclass
+class _Word:
+    """A word: the characters that it stands for, and the tag and the score of its first piece."""
+
+    start: int
+    end: int
+    tag: str
+    score: float
+
+
 def read_tags(
     text: str,
-    parts: Iterable[Sequence[tuple[Piece, str, float]]],
+    parts: Iterable[Sequence[TaggedPiece]],
     tokenizer: PreTrainedTokenizerBase,
     tags: Iterable[str],
 ) -> list[EntityPrediction]:
     """Return the entities of a text or, if the tags mark none (such as parts of speech), its words.
 
-    A word has the tag of its first piece. It is what the tokenizer takes for a word or, with a
-    tokenizer that does not mark the pieces within a word, such as RoBERTa's, what blanks and line
-    breaks separate. `parts` are the pieces of each part in which the text was read, with the tag
-    and the score of each; `tags` are all that there are.
+    Args:
+        text: The text.
+        parts: The tagged pieces of each part in which the text was read.
+        tokenizer: The tokenizer that has cut the text.
+        tags: All tags that there are.
     """
-    # A tokenizer may begin with the end of the text.
-    in_order = sorted(parts, key=lambda part: part[0][0].span if part else (0, 0))
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    mark = getattr(backend and backend.model, "continuing_subword_prefix", None)
-    words: list[tuple[list[Piece], str, float]] = []
-    end = 0
-    for piece, tag, score in (item for part in in_order for item in part):
-        begin = piece.span[0]
-        if not text[begin : piece.span[1]].strip():
-            continue
-        # Byte-level pieces begin behind the blank before them, others with it.
-        is_within = (
-            piece.token.startswith(mark)
-            if mark
-            else not any(map(str.isspace, text[end : begin + 1]))
-        )
-        if words and is_within:
-            words[-1][0].append(piece)
-        else:
-            words.append(([piece], tag, score))
-        end = piece.span[1]
-    own = [tag for _, tag, _ in words]
-    found = (
-        find_entities(own)
-        if mark_entities(tags)
-        else [(tag, word, word) for word, tag in enumerate(own)]
-    )
-    results: list[EntityPrediction] = []
-    for kind, first, last in found:
+    words = _join_pieces(text, parts, tokenizer)
+    tags_of_words = [word.tag for word in words]
+    if mark_entities(tags):
+        entities = find_entities(tags_of_words)
+    else:
+        entities = [(tag, number, number) for number, tag in enumerate(tags_of_words)]
+    predictions: list[EntityPrediction] = []
+    for kind, first, last in entities:
         if kind == "O":
             continue
-        start, stop = words[first][0][0].span[0], words[last][0][-1].span[1]
-        score = fmean(score for _, _, score in words[first : last + 1])
-        results.append(
+        start, end = words[first].start, words[last].end
+        score = fmean(word.score for word in words[first : last + 1])
+        predictions.append(
             {
                 "entity_group": kind,
                 "score": score,
-                "word": text[start:stop],
+                "word": text[start:end],
                 "start": start,
-                "end": stop,
+                "end": end,
             }
         )
-    return results
+    return predictions
+
+
+def _join_pieces(
+    text: str, parts: Iterable[Sequence[TaggedPiece]], tokenizer: PreTrainedTokenizerBase
+) -> list[_Word]:
+    """Return the words of a text.
+
+    A word is what the tokenizer takes for one. Some tokenizers do not mark the pieces within a
+    word, such as RoBERTa's: then it is what blanks and line breaks separate.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    mark = getattr(backend and backend.model, "continuing_subword_prefix", None)
+    words: list[_Word] = []
+    # A tokenizer may begin with the end of the text.
+    in_order = sorted(parts, key=lambda part: part[0][0].span if part else (0, 0))
+    for piece, tag, score in chain.from_iterable(in_order):
+        start, end = piece.span
+        if not text[start:end].strip():
+            continue
+        if mark:
+            continues_word = piece.token.startswith(mark)
+        else:
+            # Byte-level pieces begin behind the blank before them, others with it.
+            between = text[words[-1].end : start + 1] if words else ""
+            continues_word = not any(map(str.isspace, between))
+        if words and continues_word:
+            words[-1].end = end
+        else:
+            words.append(_Word(start, end, tag, score))
+    return words
 
 
 def mark_entities(tags: Iterable[str]) -> bool:
@@ -96,17 +121,18 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     An entity begins at B or S, and at I or E after O, after an end, or after another kind. This
     reads IOB1, IOB2 and IOBES.
     """
-    found = []
-    kind, begin, open_ = "", 0, False
+    entities: list[Entity] = []
+    open_kind: str | None = None
+    begin = 0
     for word, tag in enumerate([*tags, "O"]):
-        prefix, _, new = tag.partition("-")
-        begins = prefix in ("B", "S") or (prefix in ("I", "E") and not (open_ and new == kind))
-        if open_ and (begins or prefix == "O"):
-            found.append((kind, begin, word - 1))
-            open_ = False
+        prefix, _, kind = tag.partition("-")
+        begins = prefix in ("B", "S") or (prefix in ("I", "E") and kind != open_kind)
+        if open_kind is not None and (begins or prefix == "O"):
+            entities.append((open_kind, begin, word - 1))
+            open_kind = None
         if begins:
-            kind, begin, open_ = new, word, True
-        if prefix in ("E", "S") and open_:
-            found.append((kind, begin, word))
-            open_ = False
-    return found
+            open_kind, begin = kind, word
+        if prefix in ("E", "S") and open_kind is not None:
+            entities.append((open_kind, begin, word))
+            open_kind = None
+    return entities

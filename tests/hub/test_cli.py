@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import houlsby_peft
-from houlsby_peft import AdapterError
+from houlsby_peft import AdapterError, HubError
 from houlsby_peft_cli import main
 from hub_models import BASE, TEXTS, make_adapter
 
@@ -145,6 +145,37 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
             main([*command, "--pairs", "-"])
 
 
+def test_labels_and_errors_change_nothing_in_a_terminal(base, tmp_path, capsys):
+    """ESC and CSI begin commands of a terminal, and U+202E turns the text after it around."""
+    labels = ["\x1b[31mred", "\x9b2Jgone", "\u202etxet"]
+    folder = make_adapter(tmp_path / "adapter", base, str(base))
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"id2label": dict(enumerate(labels))}))
+    main(["predict", str(folder), "--top-k", "3", TEXTS[0][0]])
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x9b", "\u202e"} & set(printed)
+    assert sorted(item["label"] for item in json.loads(printed)) == sorted(labels)
+    for kind in (AdapterError, HubError):
+        assert str(kind("a\x1b[31m\n\tb\x9b")) == "a\ufffd[31m\n\tb\ufffd"
+
+
+def test_evaluate_runs_the_recipe_of_the_run_with_its_metrics(tmp_path, monkeypatch):
+    command = "accelerate launch recipes/token_classification.py --data train.conll"
+    (tmp_path / "results.json").write_text(json.dumps({"command": command}))
+    started = []
+    monkeypatch.setattr(os, "execv", lambda _, words: started.extend(words))
+    main(
+        ["evaluate", str(tmp_path / "adapter"), "new.conll", "--metric", "seqeval", "my_metric.py"]
+    )
+    assert Path(started[1]) == ROOT / "recipes" / "token_classification.py"
+    assert started[2:] == [
+        *("--evaluate", str(tmp_path / "adapter"), "--data", "new.conll"),
+        *("--output_dir", str(tmp_path)),
+        *("--metric", "seqeval", "my_metric.py"),
+    ]
+
+
 def test_an_error_shows_its_traceback_only_if_asked_for(adapter, tmp_path, monkeypatch):
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"truncated")
     with pytest.raises(SystemExit, match="error: "):
@@ -164,7 +195,8 @@ from houlsby_peft_cli import main
 try:
     main(sys.argv[1:])
 finally:
-    print(sorted({"torch", "peft", "transformers", "huggingface_hub", "numpy", "houlsby_peft"} & set(sys.modules)))
+    heavy = {"torch", "peft", "transformers", "huggingface_hub", "numpy", "houlsby_peft"}
+    print(sorted(heavy & set(sys.modules)))
 """
     command = [sys.executable, "-c", code, *flag.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
