@@ -1,4 +1,4 @@
-"""Tables in files, read and written row by row, and the usual names of text columns.
+"""Reads and writes tables in files row by row, and knows the usual names of text columns.
 
 A table may have more rows than fit into memory. It is read twice: once to check it and to count its
 rows, which takes seconds for a million, and once for its content. The recipes read their data with
@@ -21,48 +21,25 @@ from .errors import AdapterError, shortened
 
 Row = dict[str, Any]
 
-# Usual names of text columns, in lower case; the first entry of which a table has all columns is
+# Usual names of text columns, in lower case. The first entry of which a table has all columns is
 # used.
-TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
-    ("text",),
+_PAIRS = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
     ("question1", "question2"),
     ("question", "context"),
     ("question", "sentence"),
-    *(
-        (name,)
-        for name in ("message", "body", "sentence", "content", "review", "comment", "description")
-    ),
-    *(
-        (name,)
-        for name in ("tweet", "utterance", "document", "abstract", "headline", "title", "subject")
-    ),
-    *(
-        (name,)
-        for name in (
-            "nachricht",
-            "mitteilung",
-            "beschreibung",
-            "betreff",
-            "texto",
-            "mensaje",
-            "comentario",
-        )
-    ),
-    *(
-        (name,)
-        for name in (
-            "texte",
-            "commentaire",
-            "testo",
-            "messaggio",
-            "commento",
-            "mensagem",
-            "tekst",
-            "bericht",
-        )
-    ),
+)
+_SINGLE_TEXTS = (
+    *("message", "body", "sentence", "content", "review", "comment", "description", "tweet"),
+    *("utterance", "document", "abstract", "headline", "title", "subject", "nachricht"),
+    *("mitteilung", "beschreibung", "betreff", "texto", "mensaje", "comentario", "texte"),
+    *("commentaire", "testo", "messaggio", "commento", "mensagem", "tekst", "bericht"),
+)
+TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
+    ("text",),
+    *_PAIRS,
+    *((name,) for name in _SINGLE_TEXTS),
 )
 WRITTEN = (".csv", ".tsv", ".jsonl")
 FORMATS = (*WRITTEN, ".parquet")
@@ -75,8 +52,12 @@ def match_column(columns: Sequence[str], name: str) -> str | None:
     """Return the column of that name, or else the first whose name differs only in case and outer
     blanks, or None.
     """
-    alike = (column for column in columns if column.strip().lower() == name.strip().lower())
-    return name if name in columns else next(alike, None)
+    if name in columns:
+        return name
+    for column in columns:
+        if column.strip().lower() == name.strip().lower():
+            return column
+    return None
 
 
 def find_text_columns(
@@ -90,13 +71,21 @@ def find_text_columns(
     They are those that the user has named or, if the table has all of them, those recorded of an
     adapter's training; otherwise they are found by their usual names.
     """
-    for usual in [named] if named else [*([recorded] if recorded else []), *TEXT_COLUMNS]:
-        found = [column for name in usual if (column := match_column(columns, name)) is not None]
-        if len(found) == len(usual) and (named or count in (None, len(usual))):
-            return found
-    wanted = " and ".join(named) if named else "of a usual name, such as text or message"
+    if named:
+        candidates: Sequence[Sequence[str]] = [named]
+    elif recorded:
+        candidates = [recorded, *TEXT_COLUMNS]
+    else:
+        candidates = TEXT_COLUMNS
+    for names in candidates:
+        matches = [match_column(columns, name) for name in names]
+        has_right_number = named or count in (None, len(names))
+        if has_right_number and None not in matches:
+            return matches  # type: ignore[return-value]
+    rule = " and ".join(named) if named else "of a usual name, such as text or message"
     raise AdapterError(
-        f"The text needs a column {wanted}; the file has {', '.join(columns)}. Name it: --text-column."
+        f"The text needs a column {rule}; the file has {', '.join(columns)}. Name it: "
+        "--text-column."
     )
 
 
@@ -110,7 +99,8 @@ def check_number_of_texts(
         kind = "pairs of texts" if len(recorded) == 2 else "single texts"
         names = " and ".join(shortened(repr(name)) for name in recorded)
         raise AdapterError(
-            f"{adapter} must read {kind}, as it was trained on {names}; got {', '.join(columns)}. See {flag}."
+            f"{adapter} must read {kind}, as it was trained on {names}; got {', '.join(columns)}. "
+            f"See {flag}."
         )
 
 
@@ -138,7 +128,8 @@ class TableReader:
         columns: The names of the columns. Of .csv and .tsv files, several columns without a name
             are left out.
         count: The number of rows.
-        separator: Of .csv and .tsv: the one of , ; tab | that divides most lines into as many fields as the header.
+        separator: Of .csv and .tsv: the one of , ; tab | that divides most lines into as many
+            fields as the header.
 
     Raises:
         AdapterError: The table has no rows, or one that cannot be read; the message names its line.
@@ -153,14 +144,15 @@ class TableReader:
             self._dialect = self._find_dialect()
             self.separator = self._dialect["delimiter"]
         self.count = 0
-        is_text: dict[str, bool] = {}
+        self._columns_without_text: set[str] = set()
+        columns: dict[str, None] = {}
         for _, row in self.rows():
             self.count += 1
+            columns |= dict.fromkeys(row)
             for name, value in row.items():
-                is_text[name] = is_text.get(name, True) and not isinstance(
-                    value, (list, dict, bytes)
-                )
-        self.columns, self._is_text = list(is_text), is_text
+                if isinstance(value, (list, dict, bytes)):
+                    self._columns_without_text.add(name)
+        self.columns = list(columns)
         if not self.count:
             raise AdapterError(f"{path} cannot be read as {self.format[1:]}: it has no rows.")
 
@@ -169,7 +161,7 @@ class TableReader:
         texts.
         """
         for column in columns:
-            if not self._is_text[column]:
+            if column in self._columns_without_text:
                 raise AdapterError(
                     f"The column {column!r} of {self.path} must hold text in each row."
                 )
@@ -185,71 +177,112 @@ class TableReader:
         from 0 on.
         """
         if self.format == ".parquet":
-            from pyarrow.parquet import ParquetFile
-
-            batches = ParquetFile(self.path).iter_batches()
-            yield from enumerate(row for batch in batches for row in batch.to_pylist())
+            yield from self._read_parquet()
             return
-        line = 1
-        is_json = self.format == ".jsonl"
+        # What is read, so that an error can name its line.
+        self._line = 1
+        read = self._read_json_lines if self.format == ".jsonl" else self._read_fields
         try:
-            with self.path.open(encoding=self.encoding, newline="\n" if is_json else "") as file:
-                if is_json:
-                    for line, text in enumerate(file, start=1):
-                        if text.strip():
-                            if not isinstance(row := json.loads(text), dict):
-                                raise ValueError(f"must be a JSON object, got {row}")
-                            yield line, row
-                    return
-                csv.field_size_limit(2**31 - 1)
-                reader = csv.reader(file, strict=True, **self._dialect)
-                names: list[str] = []
-                for fields in reader:
-                    if fields and not names:
-                        names = [name.strip() for name in fields]
-                        if repeated := [name for name in names if name and names.count(name) > 1]:
-                            raise ValueError(f"names two columns {repeated[0]!r}")
-                    elif fields:  # an empty line has none
-                        if len(fields) != len(names):
-                            raise ValueError(
-                                f"must have {len(names)} fields like the header, got {len(fields)}; put quotation "
-                                f"marks around a text that holds {self.separator!r}"
-                            )
-                        pairs = zip(names, fields, strict=True)
-                        yield (
-                            line,
-                            {name: field for name, field in pairs if name or names.count("") == 1},
-                        )
-                    line = reader.line_num + 1
+            yield from read()
         except (csv.Error, ValueError) as error:
-            raise AdapterError(f"{self.path}, line {line}: {shortened(str(error))}.") from error
+            raise AdapterError(
+                f"{self.path}, line {self._line}: {shortened(str(error))}."
+            ) from error
+
+    def _read_parquet(self) -> Iterator[tuple[int, Row]]:
+        from pyarrow.parquet import ParquetFile
+
+        number = 0
+        for batch in ParquetFile(self.path).iter_batches():
+            for row in batch.to_pylist():
+                yield number, row
+                number += 1
+
+    def _read_json_lines(self) -> Iterator[tuple[int, Row]]:
+        with self.path.open(encoding=self.encoding, newline="\n") as file:
+            for self._line, text in enumerate(file, start=1):
+                if not text.strip():
+                    continue
+                row = json.loads(text)
+                if not isinstance(row, dict):
+                    raise ValueError(f"must be a JSON object, got {row}")
+                yield self._line, row
+
+    def _read_fields(self) -> Iterator[tuple[int, Row]]:
+        csv.field_size_limit(2**31 - 1)
+        header: list[str] = []
+        with self.path.open(encoding=self.encoding, newline="") as file:
+            reader = csv.reader(file, strict=True, **self._dialect)
+            for fields in reader:
+                if not header:
+                    header = [name.strip() for name in fields]
+                    _check_header(header)
+                elif fields:  # an empty line has none
+                    yield self._line, self._make_row(header, fields)
+                self._line = reader.line_num + 1
+
+    def _make_row(self, header: Sequence[str], fields: Sequence[str]) -> Row:
+        if len(fields) != len(header):
+            raise ValueError(
+                f"must have {len(header)} fields like the header, got {len(fields)}; put quotation "
+                f"marks around a text that holds {self.separator!r}"
+            )
+        row = dict(zip(header, fields, strict=True))
+        if header.count("") > 1:
+            del row[""]
+        return row
 
     def _find_dialect(self) -> dict[str, Any]:
         usual = "\t" if self.format == ".tsv" else ","
         with self.path.open(encoding=self.encoding, newline="") as file:
             lines = list(islice(file, 1000))
-
-        def share(separator: str) -> float:
-            counts = [len(fields) for fields in csv.reader(lines, delimiter=separator) if fields]
-            return counts.count(counts[0]) / len(counts) if counts and counts[0] > 1 else 0.0
-
-        separator = max((usual, ",", ";", "\t", "|"), key=share)
-        header: list[str] = next(filter(None, csv.reader(lines, delimiter=separator)), [])
-        is_quoted = True
-        if separator == usual == "\t" and not "".join(lines[:1]).startswith('"'):
-            # In many tab-separated files, such as GLUE's own, a quotation mark is part of the text.
-            whole = [line for line in lines if line.strip("\r\n")]
-            is_quoted = any(
-                line.count("\t") != len(header) - 1 or _QUOTED.search(line.rstrip())
-                for line in whole
-            )
+        # The usual separator comes first, because the first of equals is taken.
+        separators = (usual, ",", ";", "\t", "|")
+        separator = max(separators, key=lambda separator: _share_like_header(lines, separator))
+        header: list[str] = []
+        for fields in csv.reader(lines, delimiter=separator):
+            if fields:
+                header = fields
+                break
+        quoting = csv.QUOTE_MINIMAL
+        if separator == usual == "\t" and not _has_quotes(lines, len(header)):
+            quoting = csv.QUOTE_NONE
+        # As in "id, text, label".
+        begin_with_blanks = all(name.startswith(" ") for name in header[1:])
         return {
             "delimiter": separator,
-            "quoting": csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
-            # As in "id, text, label".
-            "skipinitialspace": len(header) > 1
-            and all(name.startswith(" ") for name in header[1:]),
+            "quoting": quoting,
+            "skipinitialspace": len(header) > 1 and begin_with_blanks,
         }
+
+
+def _check_header(names: Sequence[str]) -> None:
+    for name in names:
+        if name and names.count(name) > 1:
+            raise ValueError(f"names two columns {name!r}")
+
+
+def _share_like_header(lines: Sequence[str], separator: str) -> float:
+    """Return the share of lines that a separator divides into as many fields as the header."""
+    counts = [len(fields) for fields in csv.reader(lines, delimiter=separator) if fields]
+    if not counts or counts[0] == 1:
+        return 0.0
+    return counts.count(counts[0]) / len(counts)
+
+
+def _has_quotes(lines: Sequence[str], columns: int) -> bool:
+    """Return whether quotation marks quote fields of a table that is separated by tabs.
+
+    In many such tables, as in GLUE's own, a quotation mark is part of the text.
+    """
+    if lines and lines[0].startswith('"'):
+        return True
+    for line in lines:
+        if not line.strip("\r\n"):
+            continue
+        if line.count("\t") != columns - 1 or _QUOTED.search(line.rstrip()):
+            return True
+    return False
 
 
 def find_encoding(path: Path) -> str:
@@ -257,21 +290,26 @@ def find_encoding(path: Path) -> str:
     or else "cp1252", that of Western Windows. A file that is UTF-8 for the most part, but not all
     of it, is refused.
     """
-    utf8, other = 0, []
+    lines_of_utf8 = 0
+    lines_of_others = []
     with path.open("rb") as file:
         start = file.peek(3)[:3]
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return "utf-16"
         for number, line in enumerate(file, start=1):
             try:
-                utf8 += len(line.decode()) < len(line)
+                is_ascii = len(line.decode()) == len(line)
             except UnicodeDecodeError:
-                other.append(number)
-    if 0 < len(other) <= utf8:
+                lines_of_others.append(number)
+            else:
+                lines_of_utf8 += not is_ascii
+    if 0 < len(lines_of_others) <= lines_of_utf8:
         raise AdapterError(
-            f"{path}: line {other[0]} is not UTF-8 like the rest. Correct this line."
+            f"{path}: line {lines_of_others[0]} is not UTF-8 like the rest. Correct this line."
         )
-    return "cp1252" if other else "utf-8-sig" if start == codecs.BOM_UTF8 else "utf-8"
+    if lines_of_others:
+        return "cp1252"
+    return "utf-8-sig" if start == codecs.BOM_UTF8 else "utf-8"
 
 
 class TableWriter:
@@ -283,17 +321,23 @@ class TableWriter:
     """
 
     def __init__(self, path: Path, like: TableReader, added: Iterable[str]) -> None:
-        self.path, self.format, self._added = path, find_format(path, WRITTEN), list(added)
+        self.path, self.format = path, find_format(path, WRITTEN)
+        self._added = list(added)
         self._part = path.with_name(f"{path.name}.part")
-        is_alike = self.format == like.format == ".csv"
-        # Excel recognizes UTF-8 by the byte order mark.
-        encoding = "utf-8-sig" if is_alike and like.encoding == "utf-8-sig" else "utf-8"
+        encoding, separator = "utf-8", ","
+        if self.format == like.format == ".csv":
+            separator = like.separator
+            # Excel recognizes UTF-8 by the byte order mark.
+            encoding = "utf-8-sig" if like.encoding == "utf-8-sig" else "utf-8"
+        elif self.format == ".tsv":
+            separator = "\t"
         self._file = self._part.open("w", encoding=encoding, newline="")
         if self.format != ".jsonl":
-            separator = "\t" if self.format == ".tsv" else like.separator if is_alike else ","
-            names = [*like.columns, *self._added]
-            self._rows = csv.DictWriter(self._file, names, delimiter=separator, lineterminator="\n")
-            self._rows.writeheader()
+            columns = [*like.columns, *self._added]
+            self._writer = csv.DictWriter(
+                self._file, columns, delimiter=separator, lineterminator="\n"
+            )
+            self._writer.writeheader()
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows, which have the columns of both tables."""
@@ -301,13 +345,15 @@ class TableWriter:
             if self.format == ".jsonl":
                 self._file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
             else:
-                cells = dict(row)
-                for name, value in row.items():
-                    if isinstance(value, (bool, list, dict)):
-                        cells[name] = json.dumps(value, ensure_ascii=False, default=str)
-                    elif name in self._added and _FORMULA.match(str(value)):
-                        cells[name] = f"'{value}"
-                self._rows.writerow(cells)
+                cells = {name: self._cell(name, value) for name, value in row.items()}
+                self._writer.writerow(cells)
+
+    def _cell(self, name: str, value: Any) -> Any:
+        if isinstance(value, (bool, list, dict)):
+            return json.dumps(value, ensure_ascii=False, default=str)
+        if name in self._added and _FORMULA.match(str(value)):
+            return f"'{value}"
+        return value
 
     def __enter__(self) -> TableWriter:
         return self
