@@ -20,6 +20,7 @@ from torch.export import Dim
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
+from .config import HoulsbyConfig
 from .errors import AdapterError
 from .layer import HoulsbyTunerLayer
 from .serving.base_model import label_arguments
@@ -61,8 +62,10 @@ def export_onnx(
 
     Args:
         adapter: What `houlsby_peft.load` returns, or an adapter's name on the Hub or its folder.
-        folder: The folder to write. Existing files of these names are replaced, once the check has passed.
-        int8: Also write `model_quantized.onnx`, whose matrix products are computed in 8-bit integers.
+        folder: The folder to write. Existing files of these names are replaced, once the check has
+            passed.
+        int8: Also write `model_quantized.onnx`, whose matrix products are computed in 8-bit
+            integers.
         tolerance: The largest difference between the outputs of onnxruntime and of PyTorch that is
             accepted, as a share of the largest output above 1, on random inputs of several shapes,
             with padding. It does not apply to the quantized model, which you compare on texts of
@@ -76,7 +79,8 @@ def export_onnx(
             more than `tolerance`. Nothing is written then, nor if PyTorch's exporter fails, whose
             own error is raised.
         ImportError: A package of the extra `export` is missing.
-        OSError: The folder cannot be written to, which is found before anything else is done, or the disk is full.
+        OSError: The folder cannot be written to, which is found before anything else is done, or
+            the disk is full.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_module(package)  # before the base model is loaded
@@ -88,34 +92,24 @@ def export_onnx(
         predictor = adapter if isinstance(adapter, Predictor) else load(adapter)
         _check_can_be_exported(predictor)
         model = _copy_with_one_adapter(predictor)
-        tokenizer = copy.deepcopy(predictor.tokenizer)
-        known = inspect.signature(model.forward).parameters
-        tokenizer.model_input_names = [
-            name for name in tokenizer.model_input_names if name in known
-        ]
-        tokenizer.init_kwargs["model_input_names"] = (
-            tokenizer.model_input_names
-        )  # otherwise not saved
-        lengths = cut_arguments(tokenizer, model, predictor.record)
-        tokenizer.model_max_length = lengths.get("max_length", tokenizer.model_max_length)
+        tokenizer = _copy_tokenizer(predictor, model)
         samples = _make_samples(model, tokenizer)
         with torch.inference_mode():
             expected = [dict(model(**sample)) for sample in samples]
-        written = scratch / MODEL_FILE
+        file = scratch / MODEL_FILE
         with _quiet():
-            _write_model(model, samples[2], list(expected[0]), written)
-        differences = {MODEL_FILE: _largest_difference(written, samples, expected)}
+            _write_model(model, samples[2], list(expected[0]), file)
+        differences = {MODEL_FILE: _largest_difference(file, samples, expected)}
         if not differences[MODEL_FILE] <= tolerance:
             raise AdapterError(
-                f"The outputs of the exported model must differ from PyTorch's by at most {tolerance:g}; in "
-                f"onnxruntime they differ by {differences[MODEL_FILE]:.3g}. Update torch, onnxscript and onnxruntime, "
-                "or raise tolerance."
+                f"The outputs of the exported model must differ from PyTorch's by at most "
+                f"{tolerance:g}; in onnxruntime they differ by {differences[MODEL_FILE]:.3g}. "
+                "Update torch, onnxscript and onnxruntime, or raise tolerance."
             )
         if int8:
-            _quantize(written, written.with_name(INT8_FILE))
-            differences[INT8_FILE] = _largest_difference(
-                written.with_name(INT8_FILE), samples, expected
-            )
+            int8_file = scratch / INT8_FILE
+            _quantize(file, int8_file)
+            differences[INT8_FILE] = _largest_difference(int8_file, samples, expected)
         model.config.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         for path in scratch.iterdir():
@@ -127,24 +121,37 @@ def export_onnx(
 
 def _check_can_be_exported(predictor: Predictor) -> None:
     """Refuse what has no equivalent in an ONNX file of one forward pass."""
-    known = inspect.signature(predictor.base_model.forward).parameters
-    other = sorted(set(predictor.tokenizer.model_input_names) & set(known) - set(_INPUTS))
-    # Converted to float32, these would be other numbers.
-    weights = predictor.model.named_parameters()
-    quantized = [
-        name for name, weight in weights if weight.is_meta or not weight.is_floating_point()
-    ]
-    reasons = {
-        f"its task is {predictor.task.pipeline}": predictor.task.pipeline not in _TASKS,
-        f"its base model also reads {', '.join(other)}": other,
-        f"{', '.join(quantized[:1])} is quantized or offloaded": quantized,
-    }
-    if found := [reason for reason, is_there in reasons.items() if is_there]:
+    reasons = []
+    if predictor.task.pipeline not in _TASKS:
+        reasons.append(f"its task is {predictor.task.pipeline}")
+    arguments = set(inspect.signature(predictor.base_model.forward).parameters)
+    inputs = arguments.intersection(predictor.tokenizer.model_input_names)
+    if not_exported := sorted(inputs.difference(_INPUTS)):
+        reasons.append(f"its base model also reads {', '.join(not_exported)}")
+    for name, weight in predictor.model.named_parameters():
+        # Converted to float32, these would be other numbers.
+        if weight.is_meta or not weight.is_floating_point():
+            reasons.append(f"{name} is quantized or offloaded")
+            break
+    if reasons:
         raise AdapterError(
-            f"The export is for {', '.join(_TASKS[:-1])} and {_TASKS[-1]}, with models that read {', '.join(_INPUTS)} "
-            f"and are in memory, not quantized; of this adapter, {' and '.join(found)}. Serve it with "
-            "houlsby_peft.load, or load the base model without device_map and quantization."
+            f"The export is for {', '.join(_TASKS[:-1])} and {_TASKS[-1]}, with models that read "
+            f"{', '.join(_INPUTS)} and are in memory, not quantized; of this adapter, "
+            f"{' and '.join(reasons)}. Serve it with houlsby_peft.load, or load the base model "
+            "without device_map and quantization."
         )
+
+
+def _copy_tokenizer(predictor: Predictor, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """Return a copy of the tokenizer that gives what the model reads, as long as in training."""
+    tokenizer = copy.deepcopy(predictor.tokenizer)
+    arguments = inspect.signature(model.forward).parameters
+    names = [name for name in tokenizer.model_input_names if name in arguments]
+    tokenizer.model_input_names = names
+    tokenizer.init_kwargs["model_input_names"] = names  # otherwise not saved
+    cut = cut_arguments(tokenizer, model, predictor.config)
+    tokenizer.model_max_length = cut.get("max_length", tokenizer.model_max_length)
+    return tokenizer
 
 
 def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
@@ -152,56 +159,53 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     mode.
 
     It shares the weights that are so already, but no modules: others may be using the model, with
-        other adapters.
+    other adapters.
     """
     model = predictor.model
-    shared: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
     for weight in model.parameters():
-        shared[id(weight)] = nn.Parameter(
-            weight.detach().to("cpu", torch.float32), requires_grad=False
-        )
-    # The mixed batches that other threads are running.
-    shared |= {
-        id(layer.batches): {} for layer in model.modules() if isinstance(layer, HoulsbyTunerLayer)
-    }
-    copied = copy.deepcopy(model, shared).cpu().eval()
+        in_float32 = weight.detach().to("cpu", torch.float32)
+        copies[id(weight)] = nn.Parameter(in_float32, requires_grad=False)
+    for module in model.modules():
+        if isinstance(module, HoulsbyTunerLayer):
+            copies[id(module.batches)] = {}  # the mixed batches that other threads are running
+    copied = copy.deepcopy(model, copies).cpu().eval()
     copied.set_adapter(predictor.name, inference_mode=True)
     for name in set(copied.peft_config) - {predictor.name}:
         copied.delete_adapter(name)
     base: PreTrainedModel = copied.get_base_model()  # type: ignore[assignment]
-    config = base.config
-    config.update(label_arguments(predictor.record))
+    _complete_config(base, predictor.config)
+    return base
+
+
+def _complete_config(model: PreTrainedModel, adapter: HoulsbyConfig) -> None:
+    """Write into a model's configuration what a service needs to know of the adapter."""
+    config = model.config
+    config.update(label_arguments(adapter))
     config.dtype = torch.float32
-    config.architectures = [type(base).__name__]
-    for option in (
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-    ):  # whose tuples would be outputs
+    config.architectures = [type(model).__name__]
+    # The tuples of these options would be outputs.
+    for option in ("use_cache", "output_attentions", "output_hidden_states"):
         if getattr(config, option, False):
             setattr(config, option, False)
-    record = predictor.record
     for name in ("null_threshold", "thresholds"):
-        if getattr(record, name) is not None:
-            setattr(config, name, getattr(record, name))
-    return base
+        value = getattr(adapter.record, name, None)
+        if value is not None:
+            setattr(config, name, value)
 
 
 def _make_samples(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict[str, torch.Tensor]]:
-    """Return random inputs of several shapes; the rows of each have different lengths if there is a
-    padding token.
+    """Return random inputs of several shapes, `(rows, tokens)` each.
+
+    If there is a padding token, the rows of an input have different lengths.
     """
     generator = torch.Generator().manual_seed(0)
     config = model.config.get_text_config()
     padding = tokenizer.pad_token_id
-    longest = int(
-        min(
-            tokenizer.model_max_length,
-            getattr(config, "max_position_embeddings", None) or LARGE_INTEGER,
-        )
-    )
+    positions = getattr(config, "max_position_embeddings", None) or LARGE_INTEGER
+    longest = int(min(tokenizer.model_max_length, positions))
     # Without padding, which models take for the end of a text wherever it is.
     words = torch.tensor(sorted(set(range(config.vocab_size)) - set(tokenizer.all_special_ids)))
     samples = []
@@ -211,15 +215,14 @@ def _make_samples(
         lengths = torch.linspace(tokens, shortest, rows).long()
         mask = (torch.arange(tokens) < lengths[:, None]).long()
         ids = words[torch.randint(0, len(words), (rows, tokens), generator=generator)]
-        types = torch.randint(
-            0, getattr(config, "type_vocab_size", 0) or 1, (rows, tokens), generator=generator
-        )
-        inputs = dict(
-            zip(_INPUTS, (ids.where(mask.bool(), padding or 0), mask, types * mask), strict=True)
-        )
+        number_of_types = getattr(config, "type_vocab_size", 0) or 1
+        types = torch.randint(0, number_of_types, (rows, tokens), generator=generator)
+        values = (ids.where(mask.bool(), padding or 0), mask, types * mask)
+        inputs = dict(zip(_INPUTS, values, strict=True))
+        sample = {name: inputs[name] for name in tokenizer.model_input_names}
         if tokenizer.padding_side == "left":
-            inputs = {name: value.flip(1) for name, value in inputs.items()}
-        samples.append({name: inputs[name] for name in tokenizer.model_input_names})
+            sample = {name: value.flip(1) for name, value in sample.items()}
+        samples.append(sample)
     return samples
 
 
@@ -268,11 +271,11 @@ def _largest_difference(
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     largest = 0.0
     for sample, outputs in zip(samples, expected, strict=True):
-        found = session.run(list(outputs), {name: value.numpy() for name, value in sample.items()})
-        for value, output in zip(found, outputs.values(), strict=True):
-            scale = (
-                output.nan_to_num(posinf=0, neginf=0).abs().max().clamp(min=1)
-            )  # such as prices, of a regression
+        arrays = {name: value.numpy() for name, value in sample.items()}
+        computed = session.run(list(outputs), arrays)
+        for value, output in zip(computed, outputs.values(), strict=True):
+            # Outputs may be large, such as prices of a regression.
+            scale = output.nan_to_num(posinf=0, neginf=0).abs().max().clamp(min=1)
             difference = (torch.from_numpy(value) - output).abs() / scale
             if output.shape[:2] == sample["attention_mask"].shape:
                 difference = difference[sample["attention_mask"].bool()]
@@ -287,9 +290,9 @@ def _quiet() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        before = logging.root.manager.disable
+        level = logging.root.manager.disable
         logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            logging.disable(before)
+            logging.disable(level)
