@@ -1,4 +1,6 @@
-"""The adapters that a service offers: a folder of adapters, or a JSON or YAML file that lists them."""
+"""The adapters that a service offers: a folder of adapters, or a JSON or YAML file that lists
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ def find_adapters(path: Path) -> dict[str, Path]:
     path = adapter_of_run(path)
     if (path / CONFIG_NAME).is_file():
         folder = path.absolute()
-        return {(folder.parent if folder.name == "adapter" else folder).name: path}
-    inner = {folder.name: adapter_of_run(folder) for folder in sorted(path.glob("[!.]*"))}
-    return {task: folder for task, folder in inner.items() if (folder / CONFIG_NAME).is_file()}
+        return {folder.parent.name if folder.name == "adapter" else folder.name: path}
+    adapters = {}
+    for folder in sorted(path.glob("[!.]*")):
+        if (adapter_of_run(folder) / CONFIG_NAME).is_file():
+            adapters[folder.name] = adapter_of_run(folder)
+    return adapters
 
 
 def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
@@ -42,24 +47,30 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        found = {task: TaskSource(str(folder)) for task, folder in find_adapters(path).items()}
+        adapters = {task: TaskSource(str(folder)) for task, folder in find_adapters(path).items()}
     else:
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-            found = {}
-            for task, entry in content.items():
-                listed = TaskSource(**({"source": entry} if isinstance(entry, str) else entry))
-                folder = path.parent / Path(listed.source).expanduser()  # type: ignore[arg-type]
-                found[str(task)] = (
-                    replace(listed, source=str(folder)) if folder.is_dir() else listed
-                )
-        except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
-            raise AdapterError(
-                f"{path} must map each task to a folder, to a name on the Hub, or to a mapping with source and "
-                f"optionally revision and threshold. {shortened(str(error))}"
-            ) from error
-    if not found:
+        adapters = _read_list(path)
+    if not adapters:
         raise AdapterError(
             f"A service needs at least one adapter; {path} has none. Check the path."
         )
-    return found
+    return adapters
+
+
+def _read_list(path: Path) -> dict[str, TaskSource]:
+    adapters = {}
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        for task, listed in content.items():
+            fields = {"source": listed} if isinstance(listed, str) else listed
+            source = TaskSource(**fields)
+            folder = path.parent / Path(source.source).expanduser()  # type: ignore[arg-type]
+            if folder.is_dir():
+                source = replace(source, source=str(folder))
+            adapters[str(task)] = source
+    except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        raise AdapterError(
+            f"{path} must map each task to a folder, to a name on the Hub, or to a mapping with "
+            f"source and optionally revision and threshold. {shortened(str(error))}"
+        ) from error
+    return adapters

@@ -25,7 +25,8 @@ _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_enable_metrics_collection": "0",  # which would listen on further ports
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # on a busy machine, its processes need more than 5 to start
+    # On a busy machine, its processes need more than 5 to start.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
 # Seconds that running requests may take after the signal to end.
 _LAST_REQUESTS = 30
@@ -35,11 +36,10 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
     """Start the service on this machine, with the options of `service.ServiceOptions`; return when
     it is ready.
     """
-    if (gpus := args.get("gpus", 0)) > (
-        found := torch.cuda.device_count()
-    ):  # Ray would wait for them forever
+    gpus, gpus_here = args.get("gpus", 0), torch.cuda.device_count()
+    if gpus > gpus_here:  # Ray would wait for them forever
         raise ValueError(
-            f"gpus must be at most {found}, the GPUs that PyTorch finds here; got {gpus:g}."
+            f"gpus must be at most {gpus_here}, the GPUs that PyTorch finds here; got {gpus:g}."
         )
     # Ray's proxy would share the port with another service, whose answers would then mix with its
     # own.
@@ -53,7 +53,8 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
 
     # A page in a browser on this machine may find a name of its own for this address, but not send
     # another one.
-    hosts = ["127.0.0.1", "localhost", host] if host in ("127.0.0.1", "localhost") else ["*"]
+    own_names = ["127.0.0.1", "localhost"]
+    hosts = own_names if host in own_names else ["*"]
     application = build({"hosts": hosts, **args})
     try:
         quiet = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
@@ -67,9 +68,12 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
 
 
 def run(args: dict[str, Any], host: str, port: int) -> None:
-    """Run the service on this machine until the process is interrupted or terminated; see `start`."""
+    """Run the service on this machine until the process is interrupted or terminated.
+
+    The arguments are those of `start`.
+    """
     count = len(read_adapters(args["adapters"]))
-    tasks = f"{count} task{'s' if count != 1 else ''}"
+    tasks = "1 task" if count == 1 else f"{count} tasks"
     print(f"Starting {tasks}, which takes up to a minute.", flush=True)
     start(args, host, port)
     stopped = threading.Event()
@@ -91,8 +95,7 @@ def stop() -> None:
         serve.get_app_handle(NAME).end.remote().result(timeout_s=_LAST_REQUESTS)
     except TimeoutError:
         logging.getLogger(__name__).warning("Requests were cut off.")
-    logging.getLogger("ray.serve").setLevel(
-        logging.CRITICAL
-    )  # its threads see the end of Ray as an error
+    # Its threads see the end of Ray as an error.
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     # Ray Serve's own shutdown takes up to 25 seconds. Nothing of it is left after Ray's.
     ray.shutdown()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ class ServiceOptions:
         cpus: CPU cores, and threads, of a replica.
         gpus: GPUs of a replica: 0, 1 or a part of one.
         max_queued: Requests that may wait for a replica. Further ones get the status 503.
-        hosts: Names of the service in the header Host of requests, others of which are refused; "*" is any.
+        hosts: Names of the service in the header Host of requests. Requests with another name are
+            refused; "*" is any.
     """
 
     adapters: str
@@ -86,8 +88,8 @@ class ServiceOptions:
     hosts: list[str] = field(default_factory=lambda: ["*"])
 
 
-class Row(BaseModel):
-    """A row: `task` or `tasks`, and either `text`, `text` and `text_pair`, or `question` and
+class Item(BaseModel):
+    """An input: `task` or `tasks`, and either `text`, `text` and `text_pair`, or `question` and
     `context`.
     """
 
@@ -102,20 +104,18 @@ class Row(BaseModel):
     top_k: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _check_texts(self) -> Row:
-        given = {
-            name
-            for name in ("text", "text_pair", "question", "context")
-            if getattr(self, name) is not None
-        }
+    def _check_texts(self) -> Item:
+        texts = {}
+        for name in ("text", "text_pair", "question", "context"):
+            if getattr(self, name) is not None:
+                texts[name] = getattr(self, name)
         forms = {"text"}, {"text", "text_pair"}, {"question", "context"}
-        if given not in forms or (self.task is None) is (self.tasks is None):
+        if texts.keys() not in forms or (self.task is None) is (self.tasks is None):
             raise ValueError(
-                "a row must have task or tasks, and either text, text and text_pair, or question and context"
+                "a row must have task or tasks, and either text, text and text_pair, or question "
+                "and context"
             )
-        "".join(
-            getattr(self, name) for name in given
-        ).encode()  # no half of a surrogate pair, which is a ValueError
+        "".join(texts.values()).encode()  # half of a surrogate pair is a ValueError
         return self
 
     @property
@@ -135,12 +135,12 @@ class Row(BaseModel):
 Answer = tuple[int, dict[str, Any]]
 
 
-def count(rows: Sequence[Row]) -> int:
+def count(items: Sequence[Item]) -> int:
     """Return the number of predictions that a request asks for."""
-    return sum(len(row.names) for row in rows)
+    return sum(len(item.names) for item in items)
 
 
-class Rows(BaseModel):
+class Items(BaseModel):
     """The body of a request for predictions."""
 
     model_config = ConfigDict(
@@ -148,7 +148,7 @@ class Rows(BaseModel):
         json_schema_extra={"example": {"inputs": [{"task": "reviews", "text": "Good soup."}]}},
     )
 
-    inputs: list[Row] = Field(min_length=1)
+    inputs: list[Item] = Field(min_length=1)
 
 
 class Predictions(BaseModel):
@@ -157,48 +157,55 @@ class Predictions(BaseModel):
     predictions: list[Any]
 
 
-def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -> list[Answer]:
+def answer(bank: TaskBank, requests: Sequence[Sequence[Item]], batch_size: int) -> list[Answer]:
     """Return the answer to each request. No request fails because of another one."""
-    rows = [row for request in requests for row in request]
+    items = list(chain.from_iterable(requests))
     try:
-        found = bank.predict(
-            [(row.names, row.input) for row in rows],
+        results = bank.predict(
+            [(item.names, item.input) for item in items],
             batch_size,
-            [row.top_k for row in rows],
+            [item.top_k for item in items],
             return_errors=True,
         )
     except Exception as error:
-        if len(requests) > 1:  # the model itself fails for one of them
-            return [answer(bank, [request], batch_size)[0] for request in requests]
-        return [_explain_error(bank, rows[0].names[0], error, None)]
-    results = iter(found)
+        if len(requests) == 1:
+            return [_explain_error(bank, items[0].names[0], error, None)]
+        # The model itself fails for one of them.
+        return [answer(bank, [request], batch_size)[0] for request in requests]
     answers = []
+    start = 0
     for request in requests:
-        own = [next(results) for _ in request]
-        refusals = [
-            _explain_error(bank, task, result, number)
-            for number, of_row in enumerate(own)
-            for task, result in of_row.items()
-            if isinstance(result, Exception)
-        ]
-        plain = [
-            of_row[row.task] if row.tasks is None else of_row
-            for row, of_row in zip(request, own, strict=True)
-        ]
-        answers.append(refusals[0] if refusals else (200, {"predictions": plain}))
+        end = start + len(request)
+        answers.append(_answer_request(bank, request, results[start:end]))
+        start = end
     return answers
 
 
+def _answer_request(
+    bank: TaskBank, request: Sequence[Item], results: Sequence[Mapping[str, Any]]
+) -> Answer:
+    """Return the answer to a request, from the results of each item by task: the first error, or
+    all predictions.
+    """
+    predictions: list[Any] = []
+    for number, (item, by_task) in enumerate(zip(request, results, strict=True)):
+        for task, result in by_task.items():
+            if isinstance(result, Exception):
+                return _explain_error(bank, task, result, number)
+        predictions.append(by_task[str(item.task)] if item.tasks is None else by_task)
+    return 200, {"predictions": predictions}
+
+
 def _explain_error(bank: TaskBank, task: str, error: Exception, number: int | None) -> Answer:
+    if task in bank.failed and task not in bank.tasks:
+        rule = f"The adapter of task {task!r} cannot be loaded; GET /health says why."
+        return refuse(500, rule, number)
     if task not in bank.tasks:
-        if task in bank.failed:
-            return refuse(
-                500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", number
-            )
         return refuse(404, f"task must be one of GET /tasks; got {shortened(repr(task))}.", number)
-    if isinstance(error, (ValueError, HubError)):
-        is_of_input = not isinstance(error, (AdapterError, HubError))
-        return refuse(422 if is_of_input else 500, hide_folders(str(error)), number)
+    if isinstance(error, (AdapterError, HubError)):
+        return refuse(500, hide_folders(str(error)), number)
+    if isinstance(error, ValueError):
+        return refuse(422, hide_folders(str(error)), number)
     _LOG.error("A prediction failed.", exc_info=error)
     return refuse(500, "The prediction failed; the log of the service says why.", number)
 
@@ -223,7 +230,7 @@ class BankReplica:
         self._bank = TaskBank(
             {}, base_model=options.base_model, max_bytes=options.max_bytes, device=device
         )
-        self._list = "ok"
+        self._state_of_list = "ok"
         self.refresh()
         self.predict.set_max_batch_size(options.batch_size)
         self.predict.set_batch_wait_timeout_s(options.batch_wait)
@@ -235,13 +242,13 @@ class BankReplica:
 
         threading.Thread(target=watch, daemon=True).start()
 
-    # A request alone, whose row may have more tasks than a batch has rows, is a batch.
+    # A request alone, whose item may have more tasks than a batch has rows, is a batch.
     @serve.batch(  # type: ignore[untyped-decorator]
         max_batch_size=32,
         batch_size_fn=lambda requests: sum(map(count, requests)) if len(requests) > 1 else 1,
     )
-    async def predict(self, requests: list[list[Row]]) -> list[Answer]:
-        """Predict the rows of several requests together."""
+    async def predict(self, requests: list[list[Item]]) -> list[Answer]:
+        """Predict the items of several requests together."""
         # In a thread, so that requests for the next batch are received meanwhile.
         return await asyncio.to_thread(answer, self._bank, requests, self._options.batch_size)
 
@@ -252,21 +259,26 @@ class BankReplica:
         bank = self._bank
         failed = {task: hide_folders(reason) for task, reason in bank.failed.items()}
         held = await asyncio.to_thread(lambda: bank.held)
-        names = [*dict.fromkeys([*bank.tasks, *failed])]
-        return 200, {"names": names, "in_memory": len(held), "failed": failed, "list": self._list}
+        names = list(dict.fromkeys([*bank.tasks, *failed]))
+        return 200, {
+            "names": names,
+            "in_memory": len(held),
+            "failed": failed,
+            "list": self._state_of_list,
+        }
 
     def refresh(self) -> None:
         """Serve what the folder or list has now. While it cannot be read, the tasks stay as they
         are.
         """
         try:
-            before = self._bank.failed
+            reasons_so_far = self._bank.failed
             for task, reason in self._bank.serve(read_adapters(self._options.adapters)).items():
-                if before.get(task) != reason:
+                if reasons_so_far.get(task) != reason:
                     _LOG.warning("The adapter of task %r cannot be loaded. %s", task, reason)
-            self._list = "ok"
+            self._state_of_list = "ok"
         except Exception as error:  # a folder may change while it is read
-            self._list = hide_folders(str(error))
+            self._state_of_list = hide_folders(str(error))
 
 
 app = FastAPI(title="houlsby_peft", description="Predictions of many adapters on one base model.")
@@ -275,9 +287,8 @@ app = FastAPI(title="houlsby_peft", description="Predictions of many adapters on
 @app.exception_handler(RequestValidationError)
 async def _explain(_: Any, error: RequestValidationError) -> Response:
     # FastAPI would repeat the input, which may be no valid text.
-    return JSONResponse(
-        {"detail": [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]}, 422
-    )
+    details = [{"loc": detail["loc"], "msg": detail["msg"]} for detail in error.errors()]
+    return JSONResponse({"detail": details}, 422)
 
 
 class LimitBody:
@@ -307,7 +318,7 @@ app.add_middleware(LimitBody)
 
 
 class Ingress:
-    """The HTTP interface. It repeats requests whose replica was lost; predictions change nothing."""
+    """The HTTP interface, which repeats requests whose replica was lost: predictions change nothing."""
 
     def __init__(self, replicas: Any, options: ServiceOptions) -> None:
         self._replicas = replicas
@@ -360,42 +371,51 @@ async def index() -> Response:
 
 
 @app.post("/predict", response_model=Predictions)
-async def predict(body: Rows) -> Response:
+async def predict(body: Items) -> Response:
     """Predict each row for its task."""
     ingress, start = _ingress(), time.perf_counter()
-    most, asked = ingress.options.batch_size, count(body.inputs)
     ingress.running += 1
     try:
-        if ingress.is_ending:
-            status, found = refuse(503, "The service is ending.")
-        elif asked > most and len(body.inputs) > 1:
-            rule = f"inputs must be one row, or at most {most:,} rows, counted once per task; got {asked:,}."
-            status, found = refuse(400, f"{rule} Send several requests.")
-        else:
-            status, found = await ingress.call("predict", body.inputs)
+        status, content = await _predict(ingress, body.inputs)
     finally:
         ingress.running -= 1
-    for task in (task for row in body.inputs if status == 200 for task in row.names):
-        ingress.rows.labels(task).inc()
+    if status == 200:
+        for task in chain.from_iterable(item.names for item in body.inputs):
+            ingress.rows.labels(task).inc()
     ingress.requests.labels(str(status)).inc()
     ingress.seconds.observe(time.perf_counter() - start)
-    return JSONResponse(found, status)
+    return JSONResponse(content, status)
+
+
+async def _predict(ingress: Ingress, items: list[Item]) -> Answer:
+    most, asked = ingress.options.batch_size, count(items)
+    if ingress.is_ending:
+        return refuse(503, "The service is ending.")
+    if asked > most and len(items) > 1:
+        return refuse(
+            400,
+            f"inputs must be one row, or at most {most:,} rows, counted once per task; got "
+            f"{asked:,}. Send several requests.",
+        )
+    return await ingress.call("predict", items)
 
 
 @app.get("/tasks")
 async def tasks() -> Response:
     """Return the names of the tasks."""
-    status, found = await _ingress().call("status")
-    return JSONResponse({"tasks": found["names"]} if status == 200 else found, status)
+    status, content = await _ingress().call("status")
+    if status == 200:
+        content = {"tasks": content["names"]}
+    return JSONResponse(content, status)
 
 
 @app.get("/health")
 async def health() -> dict[str, Any]:
     """Return the number of tasks, and why adapters cannot be loaded."""
-    status, found = await _ingress().call("status")
+    status, content = await _ingress().call("status")
     if status != 200:
         return {"status": "ok", "busy": True}  # and therefore alive
-    return {"status": "ok", "tasks": len(found.pop("names")), **found}
+    return {"status": "ok", "tasks": len(content.pop("names")), **content}
 
 
 @app.get("/metrics")
