@@ -318,7 +318,7 @@ app.add_middleware(LimitBody)
 
 
 class Ingress:
-    """The HTTP interface, which repeats requests whose replica was lost: predictions change nothing."""
+    """The HTTP interface. Requests whose replica was lost are repeated, as they change nothing."""
 
     def __init__(self, replicas: Any, options: ServiceOptions) -> None:
         self._replicas = replicas
