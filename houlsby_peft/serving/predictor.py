@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from peft import PeftModel
@@ -18,14 +18,11 @@ from ..heads.tasks import TaskKind
 from ..layer import record_of
 from ..record import AdapterRecord
 from .base_model import label_arguments, set_verbosity
-from .readers import READERS, Input, Reader, predict_requests
+from .readers import READERS, Input, Reader, predict_requests, split_batches
 
 
 if TYPE_CHECKING:
     from transformers import Pipeline
-
-
-T = TypeVar("T")
 
 
 class Predictor:
@@ -163,14 +160,6 @@ class Predictor:
             return transformers.pipeline(  # type: ignore[call-overload,no-any-return]
                 self.task.pipeline, model=view, tokenizer=self.tokenizer, **device, **options
             )
-
-
-def split_batches(items: Sequence[T], batch_size: int) -> Iterator[Sequence[T]]:
-    """Yield consecutive parts of a sequence, of `batch_size` items each."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
-    for start in range(0, len(items), batch_size):
-        yield items[start : start + batch_size]
 
 
 def _forward(model: PeftModel, name: str, **inputs: Any) -> Any:

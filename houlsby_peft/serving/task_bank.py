@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import AdapterError, shortened
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
-from .predictor import split_batches
-from .readers import Input, Reader, Request, attempt, predict_requests
+from .readers import Input, Reader, Request, attempt, predict_requests, split_batches
 
 
 # Tasks that `warm_up` predicts in one batch.

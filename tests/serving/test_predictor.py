@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import houlsby_peft
-from houlsby_peft import AdapterError, HoulsbyConfig
+from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
 from houlsby_peft.serving.readers import cut_arguments
 from hub_models import WORDS, make_adapter
 from tiny_models import perturb
@@ -53,6 +53,20 @@ def save(folder, auto_class, base, seed=1, id2label=None, **options):
     perturb(model, seed)
     model.save_pretrained(folder)
     return model.eval()
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_has_at_least_one_input(base, tmp_path, batch_size):
+    save(tmp_path, AutoModelForSequenceClassification, base)
+    adapter = houlsby_peft.load(tmp_path)
+    bank = TaskBank({"topic": tmp_path})
+    for predict in (
+        lambda: adapter.predict(WORDS, batch_size=batch_size),
+        lambda: bank.predict([("topic", text) for text in WORDS], batch_size=batch_size),
+        lambda: bank.ask(WORDS[0], batch_size=batch_size),
+    ):
+        with pytest.raises(ValueError, match=f"batch_size must be at least 1; got {batch_size}"):
+            predict()
 
 
 @torch.no_grad()
