@@ -134,7 +134,8 @@ def _log_probabilities(
     """Return the log-probabilities of each window's tokens among all tokens of the context."""
     is_outside = torch.tensor([span is None for window in windows for span in window.spans])
     joined = torch.cat(tuple(logits)).masked_fill(is_outside, -torch.inf).log_softmax(0)
-    return joined.split([len(window.spans) for window in windows])
+    parts: Sequence[torch.Tensor] = joined.split([len(window.spans) for window in windows])
+    return parts
 
 
 def _no_answer(

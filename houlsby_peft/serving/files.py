@@ -82,7 +82,8 @@ def _name_columns(
     taken = {column.strip().lower() for column in taken}
     names_of_tasks: dict[str, dict[str, str]] = {}
     for task, reader in readers.items():
-        names_of_tasks[task] = names = {}
+        names: dict[str, str] = {}
+        names_of_tasks[task] = names
         for column in _columns_of(reader, top_k, is_json):
             name = column
             if task:
