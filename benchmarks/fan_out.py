@@ -84,8 +84,12 @@ def draw(rows: Rows, path: str) -> None:
         for row in rows
         if row["way"] == "LoRA, separate passes" and row["tasks"] == 1
     )
-    colors = {"LoRA, separate passes": "#D55E00", "LoRA, mixed batch": "#E69F00", "repeated": "#56B4E9",
-              "fan-out": "#0072B2"}  # fmt: skip
+    colors = {
+        "LoRA, separate passes": "#D55E00",
+        "LoRA, mixed batch": "#E69F00",
+        "repeated": "#56B4E9",
+        "fan-out": "#0072B2",
+    }
     for way, color in colors.items():
         own = [row for row in rows if row["way"] == way]
         label = {"repeated": "adapters, text repeated", "fan-out": "adapters, lower half once"}.get(

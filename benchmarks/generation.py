@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure(rows: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the times of all methods, and of batches in which each row has an adapter of its own."""
+    """Return the times of all methods, and of batches with another adapter in each row."""
     calls = {BASE: generate(build(None, rows, args), rows, args)}
     for name, make in METHODS.items():
         model = build(make, rows, args)

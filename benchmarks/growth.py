@@ -23,7 +23,7 @@ TEXT = "the adapter of this task reads these words and those of all other tasks 
 
 
 def by_size_and_layers(cell: tuple[str, int, int], rounds: int, device: str) -> Rows:
-    """Measure a training step with several bottleneck sizes and with adapters in upper layers only."""
+    """Measure a training step with several bottleneck sizes, and with upper layers only."""
     depth = SHAPES[cell[0]]["num_hidden_layers"]
     methods: dict[str, Method] = {FLOOR: floor}
     methods |= {f"Houlsby r={r}": houlsby(r=r) for r in (8, 16, 32, 64, 128, 256)}
@@ -61,8 +61,16 @@ def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) 
                 )
                 predict = min(seconds(partial(bank.predict, choices[-1]), "cpu") for _ in range(3))
                 held = psutil.Process().memory_info().rss - before
-                result.append({"shape": shape, "adapters": number, "load_s": load, "predict_s": predict,
-                               "predict_others_s": predict_others, "held_bytes": held})  # fmt: skip
+                result.append(
+                    {
+                        "shape": shape,
+                        "adapters": number,
+                        "load_s": load,
+                        "predict_s": predict,
+                        "predict_others_s": predict_others,
+                        "held_bytes": held,
+                    }
+                )
         return result
 
 

@@ -197,7 +197,8 @@ def main() -> None:
             shown = {key: f"{value / 1e6:,.1f}" for key, value in figures.items()}
             rows.append({"trained": name, "strategy": strategy, **shown})
     print(
-        f"BERT-{args.shape}, {args.batch} x {args.length} tokens on each of {args.processes} devices, MB (1e6)\n"
+        f"BERT-{args.shape}, {args.batch} x {args.length} tokens on each of {args.processes} "
+        "devices, MB (1e6)\n"
     )
     print(table(rows, "github"))
 

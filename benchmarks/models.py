@@ -1,4 +1,7 @@
-"""The models that are measured, and what can be counted without a clock. Needs only transformers."""
+"""The models that are measured, and what can be counted without a clock.
+
+Needs only transformers.
+"""
 
 from __future__ import annotations
 

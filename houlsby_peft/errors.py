@@ -8,8 +8,8 @@ import re
 
 
 _MOST_CHARACTERS = 300
-# Control characters except for tabs and line breaks, those that reverse the direction of the text after
-# them, and halves of surrogate pairs.
+# Control characters except for tabs and line breaks, those that reverse the direction of the text
+# after them, and halves of surrogate pairs.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

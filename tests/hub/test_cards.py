@@ -27,9 +27,9 @@ from transformers import (
 
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.checkpoints.saved import SavedAdapter
+from houlsby_peft.errors import shortened
 from houlsby_peft.hub import card as cards
 from houlsby_peft.hub.card import count_parameters, find_base, keep_written, write_card
-from houlsby_peft.errors import shortened
 from houlsby_peft.hub.results import format_mean, read_report
 from hub_models import LABELS, make_adapter, make_base
 from mutated_adapters import HOSTILE
@@ -102,9 +102,18 @@ RUN = {
     "command": "python recipes/glue.py --task messages",
 }
 SECTIONS = (
-    "Usage", "Adapter", "Base model", "Results", "Data", "Hyperparameters", "Training log", "Environment", "Limits",
-    "Command", "Citation",
-)  # fmt: skip
+    "Usage",
+    "Adapter",
+    "Base model",
+    "Results",
+    "Data",
+    "Hyperparameters",
+    "Training log",
+    "Environment",
+    "Limits",
+    "Command",
+    "Citation",
+)
 
 
 def make_card(saved, repo_id=None, results=None, **options):
@@ -175,8 +184,12 @@ def test_a_card_of_a_run_states_its_facts_and_no_secret(adapter):
     assert (data["datasets"], data["metrics"]) == (["org/messages"], ["accuracy", "f1"])
     (result,) = data["model-index"][0]["results"]
     assert result["dataset"] == {
-        "type": "org/messages", "name": "Messages", "config": "3", "split": "validation", "revision": "abc"
-    }  # fmt: skip
+        "type": "org/messages",
+        "name": "Messages",
+        "config": "3",
+        "split": "validation",
+        "revision": "abc",
+    }
     assert {metric["type"]: metric["value"] for metric in result["metrics"]} == {
         "accuracy": 0.8,
         "f1": 0.79,
@@ -421,14 +434,12 @@ def test_what_is_written_around_the_generated_part_is_kept(adapter):
         old.index("<!-- Generated"),
         old.index("part. -->\n", old.index("<!-- End")) + len("part. -->\n"),
     )
-    edited = f"{old[:begin]}![badge](a.png)\n\n{old[begin:end]}\n## Who\n\nWe did. [More Information Needed]\n"
+    words = "\n## Who\n\nWe did. [More Information Needed]\n"
+    edited = f"{old[:begin]}![badge](a.png)\n\n{old[begin:end]}{words}"
     new = make_card(adapter, "user/messages")
     for text in (edited, edited.replace("\n", "\r\n")):
         kept = keep_written(new, [text])
-        assert (
-            kept.text
-            == f"\n![badge](a.png)\n\n{new.text.strip()}\n\n## Who\n\nWe did. [More Information Needed]\n"
-        )
+        assert kept.text == f"\n![badge](a.png)\n\n{new.text.strip()}\n{words}"
         data = kept.data.to_dict()
         assert (data["license"], data["thumbnail"]) == ("cc-by-4.0", "me.png")
         assert data["tags"] == ["adapter", "houlsby", "mine", "peft"]

@@ -48,7 +48,7 @@ RESULTS = {
 
 
 def train_and_push():
-    """Client: train on a base model from the Hub and push; return the URLs and the model's logits."""
+    """Client: train on a base model from the Hub and push; return the URLs and the logits."""
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     base = AutoModelForSequenceClassification.from_pretrained(
         BASE, num_labels=3, id2label=dict(enumerate(LABELS))

@@ -67,7 +67,7 @@ def push_and_load_wrongly(folder, other_base):
 EXPECTED = {
     "no token": "HubError: user/a: .*no token found",
     "wrong token": "HubError: user/a: Invalid user token",
-    "token that may only read": "HubError: user/a: the token is read-only; create one with write access",
+    "token that may only read": "HubError: user/a: the token is read-only; create one with write",
     "no right to create": "HubError: other/new: .*403.*rights to create a model",
     "no right to write": "HubError: other/theirs: .*403.*rights to write",
     "impossible name": "HubError: user/a b: .*Repo id",
@@ -82,7 +82,7 @@ EXPECTED = {
     "forbidden": "HubError: user/forbidden is no folder.*: .*403",
     "no revision": "HubError: user/public is no folder.*: .*Revision Not Found",
     "no folder": "HubError: ./nothing is no folder, and on the Hub: Repo id must",
-    "other base": "AdapterError: .*Adapter 'default' was trained on the base model 'org/tiny-bert' and is",
+    "other base": "AdapterError: .*'default' was trained on the base model 'org/tiny-bert' and is",
     "no base on the Hub": "HubError: The base model org/no-such-model: .*Repository Not Found",
     "base from another repository": "ok: ",
     "right after all that": "ok: ",
@@ -152,7 +152,7 @@ REPAIRED = ("500 twice for a file", "500 twice before")
 
 
 def push_again_and_again(folders):
-    """Client: try up to three times to push each folder to its own repository; return the outcomes."""
+    """Client: try up to three times to push each folder to its repository; return the outcomes."""
     outcomes = []
     with NO_WAITING:
         for number, folder in enumerate(folders):

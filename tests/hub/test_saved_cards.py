@@ -1,4 +1,4 @@
-"""What lies in the folder of a saved adapter can be shared as it is: the card, the task, the names."""
+"""What lies in the folder of a saved adapter can be shared as it is: card, task, names."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def test_saving_writes_the_card_and_keeps_what_people_wrote(base, tmp_path):
     assert "loaded from a folder" in card.text
     assert str(base) not in card.content
     assert card.data.to_dict() == {
-        "library_name": "peft", "pipeline_tag": "text-classification", "tags": ["adapter", "houlsby", "peft"]
-    }  # fmt: skip
+        "library_name": "peft",
+        "pipeline_tag": "text-classification",
+        "tags": ["adapter", "houlsby", "peft"],
+    }
 
     path = folder / "README.md"
     path.write_text(

@@ -1,4 +1,4 @@
-"""Adapters of decoders, whose tokenizers add no special tokens and often have no token for padding."""
+"""Adapters of decoders, whose tokenizers add no special tokens and often cannot pad."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_text_without_tokens_is_refused(task, texts, base, tmp_path):
 
 
 def test_a_base_model_that_reads_characters(tmp_path):
-    """Canine has no table of tokens, and its tokenizer does not say where in a text its tokens are."""
+    """Canine has no table of tokens, and its tokenizer does not say where its tokens are."""
     torch.manual_seed(0)
     sizes = {
         "hidden_size": 32,

@@ -184,9 +184,14 @@ def test_lists_of_adapters(live, tmp_path):
         "b": TaskSource("user/b", "v2", 0.5),
     }
     for text in (
-        "{}", "a: 3", "a: {revision: v1}", "a: {source: x, sorce: y}", "a: {source: x, threshold: 50}", "[",
+        "{}",
+        "a: 3",
+        "a: {revision: v1}",
+        "a: {source: x, sorce: y}",
+        "a: {source: x, threshold: 50}",
+        "[",
         "a: !!python/object/apply:os.system [ls]",
-    ):  # fmt: skip
+    ):
         path.write_text(text)
         with pytest.raises(AdapterError, match=r"list\.json"):
             read_adapters(path)
@@ -305,8 +310,10 @@ def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
     )
     first, second = houlsby_peft.load(folder / "first"), houlsby_peft.load(folder / "second")
     expected = [
-        *second.predict(WORDS[0]), *first.predict((WORDS[1], WORDS[2])), *second.predict(WORDS[3], top_k=2),
-    ]  # fmt: skip
+        *second.predict(WORDS[0]),
+        *first.predict((WORDS[1], WORDS[2])),
+        *second.predict(WORDS[3], top_k=2),
+    ]
     assert status == 200
     for result, other in zip(found["predictions"], expected, strict=True):
         several, others = ([each] if isinstance(each, dict) else each for each in (result, other))

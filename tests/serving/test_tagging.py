@@ -1,4 +1,4 @@
-"""The tags that are predicted for a text: those with which the recipe trains and scores its words."""
+"""The tags that are predicted for a text: those with which the recipe trains and scores."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ from houlsby_peft.serving.tagging import find_entities
 from recipe_runs import save_tiny_encoder
 
 
-SENTENCES = [sentence.split() for sentence in (
-    "wolfgang king visits new york .", "ada king visited oslo and new york", "wolfster sees ada wolfgang king",
-    "in oslo wolfgang visits ada and visits new york , oslo and york .", "king",
-)]  # fmt: skip
+SENTENCES = [
+    sentence.split()
+    for sentence in (
+        "wolfgang king visits new york .",
+        "ada king visited oslo and new york",
+        "wolfster sees ada wolfgang king",
+        "in oslo wolfgang visits ada and visits new york , oslo and york .",
+        "king",
+    )
+]
 IOB2 = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 PARTS_OF_SPEECH = ("NOUN", "VERB", "ADV-X")
 
@@ -55,9 +61,16 @@ def byte_level(folder):
     bpe.save_model(str(folder))
     torch.manual_seed(0)
     config = RobertaConfig(
-        vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        initializer_range=0.3, bos_token_id=0, pad_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=400,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        initializer_range=0.3,
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+    )
     RobertaModel(config).save_pretrained(folder)
     return folder
 
@@ -70,7 +83,10 @@ def spans(results):
 
 # The accents are characters of their own, and some words have a mark for where they may be
 # hyphenated.
-UNUSUAL = "ada\nvisits o\u0308slo\tand\u00a0ne\u00adw yo\u0308rk wolfgang sees ki\u00adng wolfster\nwolfgang visited"
+UNUSUAL = (
+    "ada\nvisits o\u0308slo\tand\u00a0ne\u00adw yo\u0308rk wolfgang sees ki\u00adng wolfster\n"
+    "wolfgang visited"
+)
 
 
 @pytest.mark.parametrize("names", [IOB2, PARTS_OF_SPEECH], ids=["IOB2", "parts of speech"])
