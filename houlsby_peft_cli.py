@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Flags may be written with hyphens or, like those of the recipes, with underscores. With
     `--debug`, or the environment variable HOULSBY_DEBUG=1, an error shows its traceback.
     """
-    words = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
+    words = _with_hyphens(arguments)
     has_file = any(word.partition("=")[0] == "--file" for word in words)
     parser = _make_parser(has_file)
     options, unknown = parser.parse_known_args(words)
@@ -358,9 +360,9 @@ def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | N
     """Become the recipe, by default that of the data. On several GPUs, `accelerate launch` starts
     it instead.
     """
-    if recipe is None:
-        is_tagged = str(options.data).endswith(".conll")
-        recipe = "token_classification" if is_tagged else "text_classification"
+    if recipe is None and str(options.data).endswith(".conll"):
+        recipe = "token_classification"
+    recipe = recipe or "text_classification"
     for package in ("datasets", "sklearn"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"Training needs {package}: pip install 'houlsby-peft[recipes]'")
@@ -455,11 +457,11 @@ def _predict_table(
             )
     table = TableReader(options.file, options.encoding)
     columns = _find_columns(options, table, adapters)
-    encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
-    print(
-        f"{options.file}: {table.count:,} rows{encoding}; text: {shortened(', '.join(columns))}",
-        file=sys.stderr,
-    )
+    facts = f"{table.count:,} rows"
+    if not table.encoding.startswith("utf"):
+        facts += f", encoding {table.encoding}"
+    names = shortened(", ".join(columns))
+    print(f"{options.file}: {facts}; text: {names}", file=sys.stderr)
     without_text = predict_file(
         bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k
     )

@@ -82,7 +82,9 @@ def find_text_columns(
         has_right_number = named or count in (None, len(names))
         if has_right_number and None not in matches:
             return matches  # type: ignore[return-value]
-    rule = " and ".join(named) if named else "of a usual name, such as text or message"
+    rule = "of a usual name, such as text or message"
+    if named:
+        rule = " and ".join(named)
     raise AdapterError(
         f"The text needs a column {rule}; the file has {', '.join(columns)}. Name it: "
         "--text-column."
@@ -309,7 +311,9 @@ def find_encoding(path: Path) -> str:
         )
     if lines_of_others:
         return "cp1252"
-    return "utf-8-sig" if start == codecs.BOM_UTF8 else "utf-8"
+    if start == codecs.BOM_UTF8:
+        return "utf-8-sig"
+    return "utf-8"
 
 
 class TableWriter:
@@ -327,8 +331,8 @@ class TableWriter:
         encoding, separator = "utf-8", ","
         if self.format == like.format == ".csv":
             separator = like.separator
-            # Excel recognizes UTF-8 by the byte order mark.
-            encoding = "utf-8-sig" if like.encoding == "utf-8-sig" else "utf-8"
+            if like.encoding == "utf-8-sig":  # by whose byte order mark Excel recognizes UTF-8
+                encoding = like.encoding
         elif self.format == ".tsv":
             separator = "\t"
         self._file = self._part.open("w", encoding=encoding, newline="")

@@ -95,9 +95,14 @@ def write_card(
     figures = [os.path.relpath(path, saved.folder) for path in report.figures]
     card = make_card(saved, report, repo_id, figures=figures, **options)
     path = saved.folder / CARD_FILE
-    older = [path.read_text(encoding="utf-8")] if path.is_file() else []
-    keep_written(card, older).save(path)
+    keep_written(card, read_card(saved.folder)).save(path)
     return path
+
+
+def read_card(folder: Path) -> list[str]:
+    """Return the card in a folder, if there is one."""
+    path = folder / CARD_FILE
+    return [path.read_text(encoding="utf-8")] if path.is_file() else []
 
 
 def write_card_of_saved(folder: Path, **options: Any) -> None:
@@ -152,8 +157,9 @@ def make_card(
 
 
 def _likely_repo_id(name: str) -> str:
-    repo_id = f"user/{name}"
-    return repo_id if is_repo_id(repo_id) else "user/adapter"
+    if is_repo_id(f"user/{name}"):
+        return f"user/{name}"
+    return "user/adapter"
 
 
 def _values_of_adapter(
@@ -254,7 +260,9 @@ def _cached_commit(name: str) -> str | None:
     if not isinstance(path, str):
         return None
     commits = [folder.name for folder in Path(path).parents[1].iterdir()]
-    return commits[0] if len(commits) == 1 else None
+    if len(commits) != 1:
+        return None
+    return commits[0]
 
 
 def find_base_on_hub(
@@ -341,7 +349,10 @@ def adapter_facts(saved: SavedAdapter, total: int | None = None) -> list[tuple[s
     ]
     if total:
         facts.append(("share of the model", f"{trained / total:.2%} of {total:,} parameters"))
-    facts.append(("file", f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"))
+    if size >= 1e5:
+        facts.append(("file", f"{size / 1e6:.1f} MB"))
+    else:
+        facts.append(("file", f"{size / 1e3:.1f} kB"))
     facts.append(("classes", ", ".join((saved.config.labels or {}).values())))
     return facts
 

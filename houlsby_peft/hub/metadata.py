@@ -44,10 +44,11 @@ def make_metadata(
     data: dict[str, Any] = {
         "library_name": "peft",
         "base_model": base_model,
-        "base_model_relation": "adapter" if base_model else None,
         "language": dataset.get("language"),
         "tags": {"adapter", "houlsby", "peft", *as_list(metadata.get("tags"))},
     }
+    if base_model:
+        data["base_model_relation"] = "adapter"
     if dataset.get("id"):
         data["datasets"] = [dataset["id"]]
     if task is not None:
@@ -172,4 +173,6 @@ def as_list(value: Any) -> list[Any]:
     """Return metadata that may be one value or several as a list."""
     if value is None:
         return []
-    return list(value) if isinstance(value, (list, tuple, set)) else [value]
+    if isinstance(value, (list, tuple, set)):
+        return list(value)
+    return [value]

@@ -33,7 +33,7 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..serving.load import load_saved
 from ..serving.readers import Input
-from .card import CARD_FILE, find_base_on_hub, keep_written, make_card
+from .card import CARD_FILE, find_base_on_hub, keep_written, make_card, read_card
 from .results import Results, read_report
 
 
@@ -171,7 +171,9 @@ def check_access(repo_id: str, token: str | None = None) -> str:
             f"{repo_id}: the token is read-only; create one with write access: "
             f"{constants.ENDPOINT}/settings/tokens."
         )
-    return repo_id if "/" in repo_id else f"{user['name']}/{repo_id}"
+    if "/" in repo_id:
+        return repo_id
+    return f"{user['name']}/{repo_id}"
 
 
 def predict_example(
@@ -184,8 +186,9 @@ def predict_example(
 
     A folder of the base model that still exists comes before its name on the Hub.
     """
-    is_local = Path(saved.config.base_model_name_or_path or "").is_dir()
-    return load_saved(saved, None if is_local else base_model, token=token).predict(example)
+    if Path(saved.config.base_model_name_or_path or "").is_dir():
+        base_model = None
+    return load_saved(saved, base_model, token=token).predict(example)
 
 
 def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
@@ -242,10 +245,11 @@ def _upload(
     except RepositoryNotFoundError:
         repository = None
     files_there = _check_repository(repository, repo_id, private)
-    older = [saved.folder / CARD_FILE] if (saved.folder / CARD_FILE).is_file() else []
+    older = read_card(saved.folder)
     if repository and CARD_FILE in files_there:
-        older.append(Path(api.hf_hub_download(repo_id, CARD_FILE, revision=repository.sha)))
-    card = keep_written(card, [path.read_text(encoding="utf-8") for path in older])
+        page = Path(api.hf_hub_download(repo_id, CARD_FILE, revision=repository.sha))
+        older.append(page.read_text(encoding="utf-8"))
+    card = keep_written(card, older)
     card.validate()
     if repository is None:
         api.create_repo(repo_id, private=private)

@@ -82,7 +82,9 @@ def read_report(folder: Path, results: Results | None = None) -> Report:
     figures = sorted(folder.glob("*.png"))
     if own_results is not None and own_results.parent.resolve() != folder.resolve():
         figures += sorted(own_results.parent.glob("*.png"))
-    named_after = folder if results is not None or own_results is None else own_results.parent
+    named_after = folder
+    if results is None and own_results is not None:
+        named_after = own_results.parent
     runs = read_runs(results or own_results) or [{}]
     # The page describes the run that has saved these weights.
     crc32 = zlib.crc32((folder / SAFETENSORS_WEIGHTS_NAME).read_bytes())
@@ -184,7 +186,9 @@ def _kept_epoch(run: TrainingRun) -> Mapping[str, Any]:
     for epoch in epochs:
         if epoch.get("epoch") == run.get("best_epoch"):
             return epoch  # type: ignore[no-any-return]
-    return epochs[-1] if epochs else {}
+    if not epochs:
+        return {}
+    return epochs[-1]  # type: ignore[no-any-return]
 
 
 def collect_scores(runs: Iterable[TrainingRun], name: str) -> list[float]:
@@ -285,8 +289,11 @@ def format_number(value: Any, like: float | None = None) -> str:
     """
     if not _is_number(value):
         return ""
-    size = abs(value if like is None else like)
-    return f"{value:.3f}" if size <= 1 else f"{value:.1f}"
+    if like is None:
+        like = value
+    if abs(like) <= 1:
+        return f"{value:.3f}"
+    return f"{value:.1f}"
 
 
 def readable_name(score: str) -> str:
@@ -295,7 +302,9 @@ def readable_name(score: str) -> str:
 
 
 def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _is_number(value: Any) -> bool:

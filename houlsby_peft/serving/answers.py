@@ -60,12 +60,15 @@ class Windows:
         """Return all windows of a context."""
         question = self._cut_question(question.strip())
         room = self.max_length - len(self.tokenizer(question)["input_ids"]) - 2
+        stride = self.stride
+        if stride >= room:
+            stride = max(0, room // 2)
         encoded = self.tokenizer(
             question,
             context,
             truncation="only_second",
             max_length=self.max_length,
-            stride=self.stride if self.stride < room else max(0, room // 2),
+            stride=stride,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )

@@ -86,8 +86,10 @@ def _name_columns(
         names_of_tasks[task] = names
         for column in _columns_of(reader, top_k, is_json):
             name = column
-            if task:
-                name = f"{task}_{column}" if names else task
+            if task and names:
+                name = f"{task}_{column}"
+            elif task:
+                name = task
             while name.lower() in taken:
                 name = f"predicted_{name}"
             taken.add(name.lower())
@@ -145,7 +147,9 @@ def _read_input(row: Row, columns: Sequence[str], needs_all: bool) -> Input | No
     is_enough = all if needs_all else any
     if not is_enough(map(str.strip, texts)):
         return None
-    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+    if len(texts) == 1:
+        return texts[0]
+    return texts[0], texts[1]
 
 
 def _add_predictions(

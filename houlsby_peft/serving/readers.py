@@ -493,4 +493,6 @@ def cut_arguments(
     for length in (recorded, tokenizer.model_max_length, count_positions(model)):
         if length and length < LARGE_INTEGER:
             lengths.append(int(length))
-    return {"truncation": True, "max_length": min(lengths)} if lengths else {}
+    if not lengths:
+        return {}
+    return {"truncation": True, "max_length": min(lengths)}

@@ -121,14 +121,18 @@ class Item(BaseModel):
     @property
     def names(self) -> list[str]:
         """The tasks."""
-        return [str(self.task)] if self.tasks is None else list(dict.fromkeys(self.tasks))
+        if self.tasks is None:
+            return [str(self.task)]
+        return list(dict.fromkeys(self.tasks))
 
     @property
     def input(self) -> Input:
         """The input of a `Predictor`."""
         if self.question is not None:
             return self.question, str(self.context)
-        return str(self.text) if self.text_pair is None else (str(self.text), self.text_pair)
+        if self.text_pair is not None:
+            return str(self.text), self.text_pair
+        return str(self.text)
 
 
 # The status of HTTP, and the object that is sent as JSON.
