@@ -461,7 +461,10 @@ def _pad(
     if len({len(text["input_ids"]) for text in texts}) > 1:
         return dict(DataCollatorWithPadding(tokenizer)(texts))
     # There may be no pad token.
-    return {name: torch.tensor([text[name] for text in texts]) for name in texts[0]}
+    batch = {}
+    for name in texts[0]:
+        batch[name] = torch.tensor([text[name] for text in texts])
+    return batch
 
 
 def _of_row(row: Row, values: torch.Tensor) -> torch.Tensor:
