@@ -488,9 +488,8 @@ def _find_columns(
         count = None
     trained_on = []
     for saved in adapters:
-        record = saved.config.record
-        if record and record.text_columns:
-            trained_on.append(record.text_columns)
+        if saved.record.text_columns:
+            trained_on.append(saved.record.text_columns)
     # Adapters that were trained on columns of other names read what the first one reads.
     recorded = trained_on[0] if trained_on else None
     columns = find_text_columns(table.columns, options.text_column, count, recorded)

@@ -20,9 +20,9 @@ from torch.export import Dim
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from .config import HoulsbyConfig
 from .errors import AdapterError
 from .layer import HoulsbyTunerLayer
+from .record import AdapterRecord
 from .serving.base_model import label_arguments
 from .serving.load import load
 from .serving.predictor import Predictor
@@ -149,7 +149,7 @@ def _copy_tokenizer(predictor: Predictor, model: PreTrainedModel) -> PreTrainedT
     names = [name for name in tokenizer.model_input_names if name in arguments]
     tokenizer.model_input_names = names
     tokenizer.init_kwargs["model_input_names"] = names  # otherwise not saved
-    cut = cut_arguments(tokenizer, model, predictor.config)
+    cut = cut_arguments(tokenizer, model, predictor.record)
     tokenizer.model_max_length = cut.get("max_length", tokenizer.model_max_length)
     return tokenizer
 
@@ -174,14 +174,14 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     for name in set(copied.peft_config) - {predictor.name}:
         copied.delete_adapter(name)
     base: PreTrainedModel = copied.get_base_model()  # type: ignore[assignment]
-    _complete_config(base, predictor.config)
+    _complete_config(base, predictor.record)
     return base
 
 
-def _complete_config(model: PreTrainedModel, adapter: HoulsbyConfig) -> None:
+def _complete_config(model: PreTrainedModel, record: AdapterRecord) -> None:
     """Write into a model's configuration what a service needs to know of the adapter."""
     config = model.config
-    config.update(label_arguments(adapter))
+    config.update(label_arguments(record))
     config.dtype = torch.float32
     config.architectures = [type(model).__name__]
     # The tuples of these options would be outputs.
@@ -189,9 +189,8 @@ def _complete_config(model: PreTrainedModel, adapter: HoulsbyConfig) -> None:
         if getattr(config, option, False):
             setattr(config, option, False)
     for name in ("null_threshold", "thresholds"):
-        value = getattr(adapter.record, name, None)
-        if value is not None:
-            setattr(config, name, value)
+        if getattr(record, name) is not None:
+            setattr(config, name, getattr(record, name))
 
 
 def _make_samples(

@@ -26,6 +26,7 @@ from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
+from ..record import AdapterRecord
 from .markdown import Markdown, block, cell, code, escape, link, python
 from .metadata import as_list, check_metadata, make_metadata, make_widget
 from .results import Report, Results, read_report
@@ -144,7 +145,7 @@ def make_card(
         repo_id=repo_id or _likely_repo_id(name),
         is_named=repo_id is not None,
         base_model=base,
-        base=base_model_facts(saved.config, revision),
+        base=base_model_facts(saved.record, revision),
         example=example,
         answer=answer,
         figures=figures,
@@ -168,17 +169,16 @@ def _values_of_adapter(
     """Return what the page says about an adapter, of a model with `total` parameters, as values for
     its template.
     """
-    config = saved.config
-    labels = list((config.labels or {}).values())
+    labels = list((saved.record.id2label or {}).values())
     is_tagger = task is not None and task.pipeline == "token-classification"
-    has_several_classes = is_tagger or config.kind_of_problem == "multi_label_classification"
+    has_several_classes = is_tagger or saved.record.problem_type == "multi_label_classification"
     trained = sum(saved.sizes.values())
     return {
         "adapter": adapter_facts(saved, total),
         "classes": [] if has_several_classes else labels,
-        "model_type": base_facts(config).get("model_type"),
+        "model_type": base_facts(saved.record).get("model_type"),
         "num_labels": len(labels),
-        "reads_text": _reads_text(config, task),
+        "reads_text": _reads_text(saved.config, task),
         "share": f"{trained / total:.1%}" if total else "",
         "task": task,
         "trained": f"{trained:,}",
@@ -295,10 +295,9 @@ def find_task(saved: SavedAdapter) -> TaskKind | None:
         return None
 
 
-def base_facts(config: HoulsbyConfig) -> dict[str, Any]:
+def base_facts(record: AdapterRecord) -> dict[str, Any]:
     """Return the recorded facts of the base model's configuration."""
-    recorded = config.record.base if config.record else None
-    return dict((recorded or {}).get("config", {}))
+    return dict((record.base or {}).get("config", {}))
 
 
 def count_parameters(saved: SavedAdapter) -> dict[str, int]:
@@ -353,11 +352,11 @@ def adapter_facts(saved: SavedAdapter, total: int | None = None) -> list[tuple[s
         facts.append(("file", f"{size / 1e6:.1f} MB"))
     else:
         facts.append(("file", f"{size / 1e3:.1f} kB"))
-    facts.append(("classes", ", ".join((saved.config.labels or {}).values())))
+    facts.append(("classes", ", ".join((saved.record.id2label or {}).values())))
     return facts
 
 
-def base_model_facts(config: HoulsbyConfig, revision: str | None) -> list[tuple[str, str]]:
+def base_model_facts(record: AdapterRecord, revision: str | None) -> list[tuple[str, str]]:
     """Describe the base model, beside its name, as pairs of a name and a text."""
-    facts = [f"{key.replace('_', ' ')} {value}" for key, value in base_facts(config).items()]
+    facts = [f"{key.replace('_', ' ')} {value}" for key, value in base_facts(record).items()]
     return [("revision", revision or ""), ("configuration", ", ".join(facts))]

@@ -106,7 +106,7 @@ def _columns_of(reader: Reader, top_k: int | None, is_json: bool) -> list[str]:
         return ["entities"]
     if pipeline == "feature-extraction":
         return ["embedding"]
-    if reader.kind_of_problem == "regression":
+    if reader.record.problem_type == "regression":
         return ["score"]
     if top_k is not None and is_json:
         return ["predictions"]
@@ -115,7 +115,7 @@ def _columns_of(reader: Reader, top_k: int | None, is_json: bool) -> list[str]:
         for number in range(1, min(top_k, len(reader.labels)) + 1):
             columns += [f"label_{number}", f"score_{number}"]
         return columns
-    if reader.kind_of_problem == "multi_label_classification":
+    if reader.record.problem_type == "multi_label_classification":
         return ["labels", "scores"]
     return ["label", "score"]
 

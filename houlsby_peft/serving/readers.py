@@ -18,9 +18,9 @@ from peft import PeftModel
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
+from ..record import AdapterRecord
 from ..tables import check_number_of_texts
 from .answers import Windows
 from .base_model import count_positions, count_tokens
@@ -97,7 +97,6 @@ class Reader(ABC):
         needs_spans: Whether the tokenizer must tell where each token is in the text.
         kinds: The kinds of inputs that the task reads, and what they are.
         example: An input of one of these kinds.
-        kind_of_problem: The kind of classification, or regression; None for other tasks.
         can_pad: Whether texts may be padded. Decoders, whose head is called `score`, classify a
             text by its last token other than the pad token in their configuration.
     """
@@ -121,14 +120,12 @@ class Reader(ABC):
         self.tokenizer = tokenizer
         self.task = task
         self.called = called or name
-        self.config: HoulsbyConfig = model.peft_config[name]  # type: ignore[assignment]
-        self.record = self.config.record
-        self.kind_of_problem = self.config.kind_of_problem
-        self.labels: dict[int, str] = self.config.labels or model.config.id2label
-        self._trained_on = self.record.text_columns if self.record else None
+        self.record: AdapterRecord = model.base_model.records[name]  # type: ignore[operator]
+        self.labels: dict[int, str] = self.record.id2label or model.config.id2label
+        self._trained_on = self.record.text_columns
         if self._trained_on and len(self._trained_on) == 2:
             self.example = "An example.", "Another one."
-        self.cut = cut_arguments(tokenizer, model, self.config)
+        self.cut = cut_arguments(tokenizer, model, self.record)
         padding = tokenizer.pad_token_id
         padding_of_model = getattr(model.config.get_text_config(), "pad_token_id", None)
         has_score = hasattr(model, "score")
@@ -159,7 +156,7 @@ class Reader(ABC):
         )
 
     def _check_options(self, top_k: int | None, threshold: float | None) -> None:
-        kind = self.kind_of_problem or self.task.pipeline
+        kind = self.record.problem_type or self.task.pipeline
         has_classes = self.task.pipeline == "text-classification" and kind != "regression"
         for name, value in (("top_k", top_k), ("A threshold", threshold)):
             if value is not None and not has_classes:
@@ -219,7 +216,7 @@ class ClassReader(Reader):
         best first.
         """
         scores = self._scores(outputs[0][0])
-        if request.top_k is None and self.kind_of_problem != "multi_label_classification":
+        if request.top_k is None and self.record.problem_type != "multi_label_classification":
             best = int(scores.argmax())
             score = scores[best].item()
             is_chosen = request.threshold is None or score >= request.threshold
@@ -235,9 +232,10 @@ class ClassReader(Reader):
 
     def _scores(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the probabilities of the classes, or the value of a regression: `(classes,)`."""
-        if self.kind_of_problem == "regression":
+        if self.record.problem_type == "regression":
             return logits
-        if self.kind_of_problem == "multi_label_classification" or len(self.labels) == 1:
+        is_multi_label = self.record.problem_type == "multi_label_classification"
+        if is_multi_label or len(self.labels) == 1:
             return logits.sigmoid()
         return logits.softmax(-1)
 
@@ -247,8 +245,7 @@ class ClassReader(Reader):
             return [request.threshold] * len(self.labels)
         if request.top_k is not None:
             return [-torch.inf] * len(self.labels)
-        recorded = self.record.thresholds if self.record else None
-        return recorded or [0.5] * len(self.labels)
+        return self.record.thresholds or [0.5] * len(self.labels)
 
 
 class TokenReader(Reader):
@@ -314,12 +311,10 @@ class AnswerReader(Reader):
         **options: Any,
     ) -> None:
         super().__init__(*args)
-        if self.record is not None:
-            max_length = max_length or self.record.max_length
-            if null_threshold is None:
-                null_threshold = self.record.null_threshold
+        if null_threshold is None:
+            null_threshold = self.record.null_threshold
         longest = min(
-            max_length or _WINDOW,
+            max_length or self.record.max_length or _WINDOW,
             count_positions(self.model) or _WINDOW,
             self.tokenizer.model_max_length,
         )
@@ -486,14 +481,13 @@ def _of_row(row: Row, values: torch.Tensor) -> torch.Tensor:
 
 
 def cut_arguments(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel, config: HoulsbyConfig
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel, record: AdapterRecord
 ) -> dict[str, Any]:
     """Return the tokenizer's arguments that cut texts to the adapter's length; empty if no length
     is known.
     """
-    recorded = config.record.max_length if config.record else None
     lengths = []
-    for length in (recorded, tokenizer.model_max_length, count_positions(model)):
+    for length in (record.max_length, tokenizer.model_max_length, count_positions(model)):
         if length and length < LARGE_INTEGER:
             lengths.append(int(length))
     if not lengths:
