@@ -20,6 +20,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
+from ..layer import record_of
 from ..record import AdapterRecord
 from ..tables import check_number_of_texts
 from .answers import Windows
@@ -120,7 +121,7 @@ class Reader(ABC):
         self.tokenizer = tokenizer
         self.task = task
         self.called = called or name
-        self.record: AdapterRecord = model.base_model.records[name]  # type: ignore[operator]
+        self.record = record_of(model, name)
         self.labels: dict[int, str] = self.record.id2label or model.config.id2label
         self._trained_on = self.record.text_columns
         if self._trained_on and len(self._trained_on) == 2:
