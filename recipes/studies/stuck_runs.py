@@ -48,17 +48,19 @@ from transformers import (
 )
 
 import recipes_path  # noqa: F401
-from common.arguments import Command
+from common.data import sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.glue_tasks import TASKS, GlueTask, parse_arguments
-from common.model import settle
 from common.run import last_checkpoint, lock
-from common.splits import sample
 from common.trainer import RecipeTrainer, scores_per_epoch
 
 
 RECORDED = 200  # steps
-SAVE_STEPS = 20  # from one checkpoint to the next
+# With a limit of 1, the Trainer may delete the last checkpoint at the end.
+CHECKPOINTS = (
+    *("--save_strategy", "steps", "--save_steps", "20", "--save_total_limit", "2"),
+    *("--load_best_model_at_end", "false"),
+)
 KINDS = ("down", "up", "norm", "bias", "head")
 COLUMNS = (
     *("setting", "seed", "steps", "accuracy", "score", "best_score"),
@@ -304,34 +306,24 @@ def next_cell(path: Path, table: Table, whole: int, taken: set[Cell]) -> Cell | 
     return None
 
 
-def command_of(cell: Cell, flags: list[str]) -> Command:
-    """Return the command of a run as glue.py would parse it."""
-    setting = SETTINGS[cell.setting]
-    of_run = ["--seed", str(cell.seed), "--load_best_model_at_end", "false"]
-    of_run += ["--save_strategy", "steps", "--save_steps", str(SAVE_STEPS)]
-    of_run += ["--save_total_limit", "2"]  # with 1, the last checkpoint may go at the end
-    command = parse_arguments([*flags, *of_run, *setting.flags])
-    config = command.adapter.config
-    command.adapter.config = lambda **fields: replace(config(**fields), **setting.fields)
-    folder = Path(command.training.output_dir, cell.name)
-    command.training.output_dir = str(folder)
-    return settle(command)
-
-
-def train(cell: Cell, command: Command, task: StudyTask, table: Table) -> None:
+def train(cell: Cell, flags: list[str], task: StudyTask, table: Table, folder: Path) -> None:
     """Train a cell, or continue it, and add its line to the table.
 
     The weights and the order of the texts are those of glue.py with the same flags and seed.
     """
+    setting = SETTINGS[cell.setting]
+    of_run = ["--seed", str(cell.seed), "--output_dir", str(folder), *setting.flags]
+    of_run += ["--metric_for_best_model", task.scores[0], "--greater_is_better", "true"]
+    command = parse_arguments([*flags, *of_run, *CHECKPOINTS])
+    config = command.adapter.config
+    command.adapter.config = lambda **fields: replace(config(**fields), **setting.fields)
     arguments, _, _, training = command
-    folder = Path(training.output_dir)
-    training.choose_by(task.scores)
     checkpoint = last_checkpoint(folder)
     begun = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
     set_seed(training.seed)
     model, tokenizer = task.prepare(command)
     trainer = task.make_trainer(model, tokenizer, arguments.max_length, training)
-    trainer.rate_of_norms = SETTINGS[cell.setting].rate_of_norms
+    trainer.rate_of_norms = setting.rate_of_norms
     trainer.records = Records(model, folder / "steps.jsonl", begun)
     if cell.steps is not None:
         trainer.add_callback(StopAt(cell.steps))
@@ -368,22 +360,23 @@ def main() -> None:
     parser.add_argument("cells", type=Path, help="File of the settings and seeds.")
     parser.add_argument("table", type=Path, help="File of the results (.csv).")
     options, flags = parser.parse_known_args()
+    flags = ["--base_dtype", "float32", *flags]
     arguments, _, _, training = parse_arguments(flags)
     table, task = Table(options.table), load(arguments)
     steps_per_epoch = -(-len(task.splits["train"]) // training.per_device_train_batch_size)
     whole = int(training.num_train_epochs * steps_per_epoch)
     taken: set[Cell] = set()  # by another process
     while cell := next_cell(options.cells, table, whole, taken):
-        command = command_of(cell, flags)
+        folder = Path(training.output_dir, cell.name)
         try:
-            lock(Path(command.training.output_dir))
+            lock(folder)
         except RecipeError:
             taken.add(cell)
             continue
         if not table.has(cell, whole):  # it may have been finished before the lock was free
             start = time.perf_counter()
             log(f"{cell.name}: begins, at most {min(cell.steps or whole, whole)} steps")
-            train(cell, command, task, table)
+            train(cell, flags, task, table, folder)
             log(f"{cell.name}: finished after {time.perf_counter() - start:.0f} seconds")
 
 
