@@ -316,7 +316,8 @@ def train(cell: Cell, flags: list[str], task: StudyTask, table: Table, folder: P
     of_run += ["--metric_for_best_model", task.scores[0], "--greater_is_better", "true"]
     command = parse_arguments([*flags, *of_run, *CHECKPOINTS])
     config = command.adapter.config
-    command.adapter.config = lambda **fields: replace(config(**fields), **setting.fields)
+    # The arguments are frozen, and some fields of the adapter have no flag.
+    vars(command.adapter)["config"] = lambda **fields: replace(config(**fields), **setting.fields)
     arguments, _, _, training = command
     checkpoint = last_checkpoint(folder)
     begun = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
