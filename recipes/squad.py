@@ -24,9 +24,8 @@ from typing import Any, Literal, cast
 
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
-from common.arguments import DataArguments, RecipeTrainingArguments
+from common.arguments import DataArguments, RecipeTrainingArguments, flag
 from common.command import parse_command
 from common.data import check_fast, sample
 from common.edge import RecipeError, end_with_one_line, log
@@ -58,30 +57,30 @@ class SquadArguments(DataArguments):
 
     _argument_group_name = "task"
 
-    data: str = HfArg(
+    data: str = flag(
         aliases=["--train_file", "--dataset_name"],
         default="rajpurkar/squad",
         help="A folder with train and validation, one file, or a name on the Hub.",
     )
-    max_length: int = HfArg(
+    max_length: int = flag(
         aliases=["--max_seq_length"],
         default=384,
         help="Tokens of a window, including its question.",
     )
-    stride: int = HfArg(
+    stride: int = flag(
         aliases=["--doc_stride"], default=128, help="Tokens that consecutive windows share."
     )
-    max_answer_length: int = HfArg(default=30, help="Maximum number of tokens of an answer.")
-    null_threshold: float = HfArg(
+    max_answer_length: int = flag(default=30, help="Maximum number of tokens of an answer.")
+    null_threshold: float = flag(
         aliases=["--null_score_diff_threshold"],
         default=NULL_THRESHOLD,
         help="Give no answer if 'no answer' scores higher than the best answer by more than this; "
         "to --evaluate, the recorded value is the default.",
     )
-    max_eval_samples: int | None = HfArg(
+    max_eval_samples: int | None = flag(
         default=None, help="Score a random sample of this many questions."
     )
-    preset: Literal["houlsby2019"] | None = HfArg(
+    preset: Literal["houlsby2019"] | None = flag(
         default=None,
         help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
     )

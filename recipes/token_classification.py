@@ -17,9 +17,7 @@ on its first word piece; a sentence longer than --max_length is read in several 
 from dataclasses import dataclass
 from functools import partial
 
-from transformers.hf_argparser import HfArg
-
-from common.arguments import DataArguments, RecipeTrainingArguments
+from common.arguments import DataArguments, RecipeTrainingArguments, flag
 from common.command import parse_command
 from common.data import find_column
 from common.edge import end_with_one_line, log
@@ -37,12 +35,12 @@ class TaggingArguments(DataArguments):
 
     _argument_group_name = "task"
 
-    word_column: str | None = HfArg(
+    word_column: str | None = flag(
         aliases=["--text_column_name"],
         default=None,
         help="Column of the words; default: tokens or words.",
     )
-    tag_column: str | None = HfArg(
+    tag_column: str | None = flag(
         aliases=["--label_column_name"],
         default=None,
         help="Column of the tags; default: tags, ner_tags, pos_tags, ...",

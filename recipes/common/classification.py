@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import EvalPrediction, PreTrainedModel
-from transformers.hf_argparser import HfArg
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PredictionOutput
 
-from common.arguments import RecipeTrainingArguments, TextArguments
+from common.arguments import RecipeTrainingArguments, TextArguments, flag
 from common.balance import (
     balanced_weights,
     check_classes_recur,
@@ -78,21 +77,21 @@ class ClassificationArguments(TextArguments):
 
     _argument_group_name = "task"
 
-    label_columns: list[str] | None = HfArg(  # noqa: RUF009
+    label_columns: list[str] | None = flag(  # noqa: RUF009
         aliases=["--label_column", "--label_column_name"],
         default=None,
         help="Column of the label, or one 0/1 column for each class; default: detected by name.",
     )
     problem_type: (
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
-    ) = HfArg(default=None, help="Kind of the labels; default: detected.")
-    label_separator: str | None = HfArg(
+    ) = flag(default=None, help="Kind of the labels; default: detected.")
+    label_separator: str | None = flag(
         default=None, help="What separates several labels of one text in the column, such as '|'."
     )
-    keep_repeated: bool = HfArg(
+    keep_repeated: bool = flag(
         default=False, help="Keep validation examples whose text is a training example as well."
     )
-    class_weights: Literal["balanced"] | None = HfArg(
+    class_weights: Literal["balanced"] | None = flag(
         default=None,
         help="'balanced': give each class the same weight in the loss, however rare it is.",
     )
