@@ -4,9 +4,9 @@
     python recipes/studies/figure.py ablation runs/cola --prune 0.01
     python recipes/studies/figure.py --help
 
-The runs are those of recipes/studies/sweep.py or of single recipes; recipes/studies/*.sh has the commands
-for each paper. Each figure is written as PNG and SVG beside its numbers, as JSON lines, into the
-first folder.
+The runs are those of recipes/studies/sweep.py or of single recipes; recipes/studies/*.sh has the
+commands for each paper. Each figure is written as PNG and SVG beside its numbers, as JSON lines,
+into the first folder.
 """
 
 import argparse
@@ -27,20 +27,22 @@ FIGURES = (
     "stability",
     "tradeoff",
 )
+OF_SEVERAL_FOLDERS = ("robustness",)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=(__doc__ or "").split("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     commands = parser.add_subparsers(dest="figure", required=True)
     for name in FIGURES:
         module = import_module(f"figures.{name}")
-        text = module.__doc__.partition("\n")[0]
+        text = (module.__doc__ or "").partition("\n")[0]
         command = commands.add_parser(
             name, help=text, description=text, formatter_class=parser.formatter_class
         )
-        count = "+" if name == "robustness" else None
+        count = "+" if name in OF_SEVERAL_FOLDERS else None
         command.add_argument("folder", type=Path, nargs=count, help="Folder of finished runs.")
         module.add_flags(command)
         command.set_defaults(draw=module.main)

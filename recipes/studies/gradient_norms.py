@@ -1,8 +1,9 @@
 """Run a recipe and record the norm of the gradient of each layer, step by step.
 
-    accelerate launch recipes/studies/gradient_norms.py recipes/glue.py --task rte --output_dir runs/rte
+    accelerate launch recipes/studies/gradient_norms.py recipes/glue.py --task rte \\
+        --output_dir runs/rte
 
-runs the recipe (glue.py if none is named) and writes gradient_norms.jsonl into its output folder.
+It runs the recipe (glue.py if none is named) and writes gradient_norms.jsonl into its output folder.
 """
 
 import runpy
@@ -17,8 +18,9 @@ from figures.gradients import GradientNorms
 
 def main() -> None:
     """Run the recipe that the command line names first, or glue.py, with the callback."""
-    named = len(sys.argv) > 1 and sys.argv[1].endswith(".py")
-    recipe = Path(sys.argv.pop(1) if named else recipes_path.RECIPES / "glue.py").resolve()
+    recipe = recipes_path.RECIPES / "glue.py"
+    if len(sys.argv) > 1 and sys.argv[1].endswith(".py"):
+        recipe = Path(sys.argv.pop(1)).resolve()
     trainer.DEFAULT_CALLBACKS.append(GradientNorms)
     sys.argv[0] = str(recipe)
     runpy.run_path(str(recipe), run_name="__main__")

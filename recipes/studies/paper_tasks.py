@@ -1,12 +1,10 @@
-"""Run the 17 further classification tasks of Houlsby et al. 2019, whose table study_table.py
-prints.
+"""Train on the 17 further classification tasks of Houlsby et al. 2019.
 
-    accelerate launch recipes/studies/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline
-    --r 64 accelerate launch recipes/studies/paper_tasks.py --data additional --preset mohebbi2020    # "not
-    shared", of 2020
+    accelerate launch recipes/studies/paper_tasks.py --data additional --tasks sms_spam --r 64
+    accelerate launch recipes/studies/paper_tasks.py --data additional --preset mohebbi2020
 
-The defaults are the recipes', not those of either paper. docs/papers.md has the commands for the
-papers' tables.
+The second one is "not shared" of Mohebbi and Rajaei 2020. The defaults are the recipes', not those
+of either paper. docs/papers.md has the commands for the papers' tables, which study_table.py prints.
 
 --data is a folder with a folder per task, named as in results/additional.py, with train, validation
 and test files and columns as for text_classification.py. With a single task, --output_dir is the

@@ -1,12 +1,13 @@
-"""Print the results of all runs below a folder beside the papers' rows, and draw them.
+"""Print the results of all runs below a folder beside the papers' lines, and draw them.
 
-    python recipes/studies/study_table.py runs/study python recipes/studies/study_table.py runs/study --choose
-    learning_rate num_train_epochs r      # the best size per task
+    python recipes/studies/study_table.py runs/study
+    python recipes/studies/study_table.py runs/study --choose r learning_rate num_train_epochs
 
-Writes study.md, a CSV file per table and study.png into the folder. All scores are on the
-validation split at the epoch that it has chosen, the papers' mostly on the test split; a dash
-stands for a missing score. The table "Chosen on validation" names the folder of each task's best
-run, which has the files for GLUE's server if the sweep had --predict.
+The second one chooses the best size per task. Writes study.md, a CSV file per table and study.png
+into the folder. All scores are on the validation split at the epoch that it has chosen, the papers'
+mostly on the test split; a dash stands for a missing score. The table "Chosen on validation" names
+the folder of each task's best run, which has the files for GLUE's server if the sweep had
+--predict.
 """
 
 import argparse
@@ -14,12 +15,12 @@ from pathlib import Path
 
 import recipes_path  # noqa: F401
 from common.edge import end_with_one_line
-from results.tables import print_study
+from results.study import print_study
 from sweeping.runs import CHOICES, CHOSEN
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="Folder of a sweep, or of several.")
     parser.add_argument(
         "--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses."

@@ -1,13 +1,11 @@
-"""Run a recipe for each combination of tasks, methods, sizes, learning rates, epochs and seeds;
-print the table.
+"""Run a recipe for each combination of tasks, methods, sizes, rates, epochs and seeds; print tables.
 
-    python recipes/studies/sweep.py recipes/glue.py --task mrpc cola --method houlsby --share_layers 0 3 \
-        --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --data_dir glue --output_dir
-        runs/study
-    python recipes/studies/sweep.py recipes/glue.py --task all --method full --learning_rate 2e-5 5e-5
-    --output_dir runs/study python recipes/studies/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20
-    # samples the range python recipes/studies/sweep.py ... --dry_run                                    #
-    prints the commands
+    python recipes/studies/sweep.py recipes/glue.py --task mrpc cola --share_layers 0 3
+        --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --output_dir runs/study
+    python recipes/studies/sweep.py recipes/glue.py --task all --method full
+        --learning_rate 2e-5 5e-5 --output_dir runs/study
+    python recipes/studies/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20  # samples the range
+    python recipes/studies/sweep.py ... --dry_run  # prints the commands
 
 A run trains on one task. Validation chooses among the values of the flags in --choose. Started
 again, or on several machines at once, the same command skips finished runs, resumes killed ones and
@@ -19,20 +17,22 @@ import argparse
 import shlex
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import recipes_path  # noqa: F401
 from common.edge import end_with_one_line
 from common.scores import GLUE_TASKS
 from results.additional import ALL
-from results.tables import print_study
+from results.study import print_study
 from sweeping.processes import find_slots, launch_command
-from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
+from sweeping.runs import AXES, CHOICES, CHOSEN, PlannedRun, make_runs
 
 
 def main() -> int:
-    """Read the command line, execute all runs, print the table; return 1 if a run failed, 130 if
-    interrupted.
+    """Execute all runs of the command line and print the tables.
+
+    Return 1 if a run failed, 130 if interrupted.
     """
     arguments, flags = parse_arguments()
     from sweeping.search import (
@@ -43,23 +43,29 @@ def main() -> int:
     output = arguments.output_dir.resolve()
     axes = {axis: values for axis in AXES if (values := getattr(arguments, axis))}
     runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
-    own = (arguments.choose, arguments.search_seeds, arguments.n_trials, arguments.storage)
-    searches = make_searches(output, runs, *own)
+    searches = make_searches(
+        output,
+        runs,
+        arguments.choose,
+        arguments.search_seeds,
+        arguments.n_trials,
+        arguments.storage,
+    )
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
-    left = [run for search in searches for run in search.left()]
-    later = sum(search.count_left() for search in searches) - len(left)
+    now: list[PlannedRun] = []
+    for search in searches:
+        now += search.left()
+    later = sum(search.count_left() for search in searches) - len(now)
     print(
-        f"{len(left):,} runs; then {later:,} runs whose values the search chooses", file=sys.stderr
+        f"{len(now):,} runs; then {later:,} runs whose values the search chooses", file=sys.stderr
     )
     if arguments.dry_run:
-        for run in left:
+        for run in now:
             print(shlex.join([*launch, *run.arguments]))
         return 0
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
-            signal.signal(number, signal.default_int_handler)  # as Ctrl-C
+    _interrupt_when_terminated()
     try:
         failures = execute_all(searches, launch, slots)
     except KeyboardInterrupt:
@@ -67,16 +73,54 @@ def main() -> int:
         return 130
     if any(output.rglob("results.json")):
         print_study(output, arguments.choose)
-    for run, error in failures.items():
-        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
+    _print_failures(failures)
     return 1 if failures else 0
 
 
+def _interrupt_when_terminated() -> None:
+    """Let SIGTERM and SIGHUP end the sweep as Ctrl-C does, unless SIGHUP is ignored by nohup."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
+def _print_failures(failures: Mapping[PlannedRun, str]) -> None:
+    for run, error in failures.items():
+        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
+
+
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Return the sweep's own arguments, and the flags for each run."""
+    parser = make_parser()
+    arguments, flags = parser.parse_known_args()
+    if not arguments.recipe.is_file():
+        parser.error(f"there is no recipe {arguments.recipe}")
+    check_ranges(parser, arguments)
+    if arguments.n_trials:
+        arguments.search_seeds = 1
+    if arguments.task == ["all"]:
+        arguments.task = ALL if arguments.recipe.name == "paper_tasks.py" else list(GLUE_TASKS)
+    return arguments, flags
+
+
+def check_ranges(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse a range LOW:HIGH without --n_trials, or beside other values, and the reverse."""
+    values = {axis: getattr(arguments, axis) or [] for axis in CHOICES}
+    ranges = [axis for axis in CHOICES if ":" in "".join(values[axis])]
+    are_single = all(len(values[axis]) == 1 for axis in ranges)
+    if bool(ranges) != (arguments.n_trials is not None) or not are_single:
+        parser.error(
+            "--n_trials samples, and a single LOW:HIGH is the range of a flag; without it, give "
+            "values."
+        )
+
+
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         usage="python recipes/studies/sweep.py RECIPE --output_dir FOLDER [flags]",
-        description=__doc__.split("\n\n")[0],
-        epilog="All other flags, such as --data_dir and --model_name, are passed to each run of the recipe.",
+        description=(__doc__ or "").split("\n\n")[0],
+        epilog="All other flags, such as --data_dir and --model_name, are passed to each run of "
+        "the recipe.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -116,26 +160,8 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         "--config_file",
         help="Configuration of accelerate launch; default: one_gpu.yaml or cpu.yaml, in launch/.",
     )
-    add(
-        "--dry_run",
-        action="store_true",
-        help="Print the commands that are left now.",
-    )
-    arguments, flags = parser.parse_known_args()
-    if not arguments.recipe.is_file():
-        parser.error(f"there is no recipe {arguments.recipe}")
-    ranges = [axis for axis in CHOICES if ":" in "".join(getattr(arguments, axis) or [])]
-    if bool(ranges) != (arguments.n_trials is not None) or any(
-        len(getattr(arguments, axis)) > 1 for axis in ranges
-    ):
-        parser.error(
-            "--n_trials samples, and a single LOW:HIGH is the range of a flag; without it, give values."
-        )
-    if arguments.n_trials:
-        arguments.search_seeds = 1
-    if arguments.task == ["all"]:
-        arguments.task = ALL if arguments.recipe.name == "paper_tasks.py" else list(GLUE_TASKS)
-    return arguments, flags
+    add("--dry_run", action="store_true", help="Print the commands that are left now.")
+    return parser
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ from figures.pwws import pwws
 from figures.wordnet import WordNet
 from results import chart
 from results.additional import PAPER
-from results.lines import arrange, columns, finished
+from results.lines import arrange, columns
+from results.read import finished
 from sweeping.runs import CHOSEN
 
 
@@ -492,7 +493,7 @@ class TestFullSize:
              "standard_error": 0.01}
             for n in range(11) for method in ("full", "houlsby")
         ]  # fmt: skip
-        for function in (stability.draw_seeds, stability.draw_lengths, stability.draw_epochs, stability.draw_curves,
+        for function in (stability.draw_seeds, stability.draw_lengths, stability.draw_epochs, stability.draw_learning_curves,
                          robustness.draw):  # fmt: skip
             figure = function(rows)
             assert figure.get_figwidth() < 7

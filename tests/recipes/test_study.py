@@ -20,8 +20,10 @@ pytest.importorskip(
 )
 from common.glue_tasks import TASKS
 from results.chart import draw
-from results.lines import arrange, collect, columns, differences, mean_and_error
-from results.tables import study
+from results.lines import arrange, columns, differences
+from results.means import mean_and_error
+from results.read import collect
+from results.study import study
 
 
 ROOT = Path(__file__).parents[2]
@@ -396,7 +398,7 @@ class TestAccuracies:
         lines = table(runs, "Test accuracy")
         names = ("sms spam", "CF airline", "mean of 2", "mean of 1 of 2020")
         spam, airline, both, of_2020 = (lines.loc[name] for name in names)
-        assert [*spam][:6] == ["98.5", "99.3", "99.3", "95.1", "-", "-"]
+        assert [*spam][:6] == ["98.5", "99.3 ± 0.2", "99.3 ± 0.2", "95.1 ± 2.2", "-", "-"]
         assert (spam[OURS], airline[OURS], spam["no_bert"]) == (
             "98.50 ± 0.50",
             "85.00 ± 1.00",

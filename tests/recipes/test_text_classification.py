@@ -35,9 +35,10 @@ from demo import minimal_pairs
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
 from recipe_runs import logits_of, results_of, run, write
+from results.accuracy_table import accuracies
 from results.additional import PAPER_COLUMNS
-from results.lines import arrange, collect
-from results.tables import accuracies
+from results.lines import arrange
+from results.read import collect
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]

@@ -1,27 +1,46 @@
-"""Which layers' adapters matter: remove those of every continuous span of layers and score the
-rest, untrained.
+"""Which layers' adapters matter: remove those of every continuous span of layers, score the rest.
 
-Houlsby et al. 2019, figure 6 (left); Mohebbi and Rajaei 2020, figure 8. With --prune, also save the
-adapter without the longest span whose removal costs at most that share of the score, into the
-folder "pruned".
+Houlsby et al. 2019, figure 6 (left); Mohebbi and Rajaei 2020, figure 8. Nothing is trained. With
+--prune, also save the adapter without the longest span whose removal costs at most that share of
+the score, into the folder "pruned".
 """
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 
 from common.edge import RecipeError
 from common.figures import COLUMN, RED, plt, save
 from common.scores import proper_name
-from figures.drawing import write_lines
+from figures.drawing import Point, write_points
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate, prune
+
+
+Span = tuple[int, int]  # the first and the last layer
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The scores without the adapters of a span of layers."""
+
+    span: Span
+    scores: dict[str, float]
+    relative_change: float  # of the shown score
+
+    @property
+    def length(self) -> int:
+        first, last = self.span
+        return last - first + 1
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,97 +74,113 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
         raise RecipeError(
             f"{run.task.name} is a regression, which has no accuracy: give --score main."
         )
-    rows = score_spans(run, arguments)
-    write_lines(folder / "ablation.jsonl", rows)
-    title = f"Adapters removed: {proper_name(run.task.name)}, {Path(run.results['model']).name}"
-    save(draw(rows, run.trainer.model.config.num_hidden_layers, title), folder / "ablation")
+    name, model = run.task.name, run.results["model"]
+    score_name = "accuracy"
+    if arguments.score == "main":
+        score_name = run.task.scores[0].rpartition("matched_")[2]
+    whole = run.score(arguments.max_eval_samples)
+    removals = score_spans(run, whole[score_name], score_name, arguments)
+    facts: Point = {"task": name, "model": model, "score_name": score_name}
+    first: Point = {"span": None, "scores": whole, **facts, "norms": arguments.norms}
+    write_points(folder / "ablation.jsonl", [first, *map(vars, removals)])
+    title = f"Adapters removed: {proper_name(name)}, {Path(model).name}"
+    size = run.trainer.model.config.num_hidden_layers
+    save(draw(removals, size, proper_name(score_name), title), folder / "ablation")
     if arguments.prune is not None:
-        prune_run(run, rows, arguments)
+        prune_run(run, removals, arguments)
 
 
-def score_spans(run: FinishedRun, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the scores with all adapters, then without those of each span, with the relative
-    change.
-    """
+def score_spans(
+    run: FinishedRun, whole_score: float, score_name: str, arguments: argparse.Namespace
+) -> list[Removal]:
+    """Return the scores without the adapters of each span, and the change relative to the whole."""
+    if whole_score <= 0:
+        raise RecipeError(
+            f"The changes are relative to the run's {score_name}, which is {whole_score}: train it "
+            "first."
+        )
     model = run.trainer.model
     size = model.config.num_hidden_layers
     spans = [(first, last) for last in range(size) for first in range(last + 1)]
-    score_name = (
-        "accuracy"
-        if arguments.score == "accuracy"
-        else run.task.scores[0].rpartition("matched_")[2]
-    )
-    rows: list[dict[str, Any]] = [{"span": None, "scores": run.score(arguments.max_eval_samples)}]
+    removals = []
     for first, last in tqdm(spans, unit="span"):
         with ablate(model, range(first, last + 1), keep_norms=arguments.norms == "keep"):
-            rows.append({"span": (first, last), "scores": run.score(arguments.max_eval_samples)})
-    full = rows[0]["scores"][score_name]
-    if full <= 0:
-        raise RecipeError(
-            f"The changes are relative to the run's {score_name}, which is {full}: train it first."
-        )
-    rows[0] |= {"task": run.task.name, "model": run.results["model"], "score_name": score_name,
-                "norms": arguments.norms}  # fmt: skip
-    for row in rows[1:]:
-        row["relative_change"] = row["scores"][score_name] / full - 1
-    return rows
+            scores = run.score(arguments.max_eval_samples)
+        removals.append(Removal((first, last), scores, scores[score_name] / whole_score - 1))
+    return removals
 
 
-def draw(rows: list[dict[str, Any]], size: int, name: str) -> Figure:
-    """Draw the changes in percent: first layer of the span down, last layer to the right, single
-    layers framed.
+def draw(removals: Sequence[Removal], size: int, score: str, title: str) -> Figure:
+    """Draw the changes in percent: first layer of the span down, last layer to the right.
+
+    Single layers are framed.
     """
     changes = np.full((size, size), np.nan)
-    for row in rows[1:]:
-        changes[row["span"]] = 100 * row["relative_change"]
+    for removal in removals:
+        changes[removal.span] = 100 * removal.relative_change
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
-    # Colors range from the worst change to none; the few small gains are white, too, with their
-    # number.
+    # Colors range from the worst change to none. The few small gains are white, with their number.
     image = axes.imshow(changes, cmap="cividis", vmin=min(np.nanmin(changes), -1), vmax=0)
-    middle, digits = image.norm.vmin / 2, int(size <= 8 and image.norm.vmin > -10)
-    for row in rows[1:]:
-        first, last = row["span"]
-        value = changes[first, last]
-        axes.text(
-            last, first, f"{round(value, digits) + 0.0:.{digits}f}", ha="center", va="center",
-            fontsize=5 if size > 8 else 7, color="black" if value > middle else "white",
-        )  # fmt: skip
-        if first == last:
-            axes.add_patch(
-                Rectangle((last - 0.5, first - 0.5), 1, 1, fill=False, edgecolor=RED, linewidth=1)
-            )
+    _print_changes(axes, changes, image.norm.vmin)
+    for layer in range(size):
+        corner = (layer - 0.5, layer - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=RED, linewidth=1))
     axes.set(
-        xlabel="last layer without adapters", ylabel="first layer without adapters", title=name,
-        xticks=range(size), yticks=range(size),
-    )  # fmt: skip
+        xlabel="last layer without adapters",
+        ylabel="first layer without adapters",
+        title=title,
+        xticks=range(size),
+        yticks=range(size),
+    )
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    label = f"relative change of the {proper_name(rows[0]['score_name'])} (%)"
+    label = f"relative change of the {score} (%)"
     figure.colorbar(image, ax=axes, label=label, shrink=0.8).outline.set_visible(False)
     return figure
 
 
-def prune_run(run: FinishedRun, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Save the adapter without the longest span that costs at most --prune; among equally long
-    spans, without the cheapest. At least one layer keeps its adapters.
+def _print_changes(axes: Axes, changes: NDArray[np.float64], worst: float) -> None:
+    """Print the changes on their squares: smaller and without digits where there are many."""
+    is_large = len(changes) > 8
+    digits = 0 if is_large or worst <= -10 else 1
+    for first, last in zip(*np.nonzero(~np.isnan(changes)), strict=True):
+        change = changes[first, last]
+        axes.text(
+            last,
+            first,
+            f"{round(change, digits) + 0.0:.{digits}f}",  # no -0
+            ha="center",
+            va="center",
+            fontsize=5 if is_large else 7,
+            color="black" if change > worst / 2 else "white",
+        )
+
+
+def prune_run(run: FinishedRun, removals: Sequence[Removal], arguments: argparse.Namespace) -> None:
+    """Save the adapter without the longest span that costs at most --prune.
+
+    Among equally long spans, it is the cheapest. At least one layer keeps its adapters.
     """
-    whole = (0, run.trainer.model.config.num_hidden_layers - 1)
-    cheap = [
-        row
-        for row in rows[1:]
-        if row["relative_change"] >= -arguments.prune and row["span"] != whole
-    ]
+    size = run.trainer.model.config.num_hidden_layers
+    cheap = []
+    for removal in removals:
+        if removal.relative_change >= -arguments.prune and removal.length < size:
+            cheap.append(removal)
     if not cheap:
         print(f"Nothing to prune: every span costs more than {arguments.prune:.1%} of the score.")
         return
-    best = max(cheap, key=lambda row: (row["span"][1] - row["span"][0], row["relative_change"]))
-    first, last = best["span"]
+    removal = max(cheap, key=lambda removal: (removal.length, removal.relative_change))
+    first, last = removal.span
     prune(run.trainer.model, range(first, last + 1), "pruned", keep_norms=arguments.norms == "keep")
-    run.trainer.model.save_pretrained(str(arguments.folder), selected_adapters=["pruned"])
-    sizes = (
-        Path(arguments.folder, name, SAFETENSORS_WEIGHTS_NAME).stat().st_size
-        for name in ("adapter", "pruned")
+    folder = arguments.folder
+    run.trainer.model.save_pretrained(str(folder), selected_adapters=["pruned"])
+    pruned, adapter = _megabytes(folder / "pruned"), _megabytes(folder / "adapter")
+    print(
+        f"Pruned layers {first} to {last}, which changes the score by "
+        f"{removal.relative_change:+.1%}: {folder}/pruned, {pruned:.2f} MB instead of "
+        f"{adapter:.2f}."
     )
-    before, after = (size / 1e6 for size in sizes)
-    print(f"Pruned layers {first} to {last}, which changes the score by {best['relative_change']:+.1%}: "
-          f"{arguments.folder}/pruned, {after:.2f} MB instead of {before:.2f}.")  # fmt: skip
+
+
+def _megabytes(adapter: Path) -> float:
+    return (adapter / SAFETENSORS_WEIGHTS_NAME).stat().st_size / 1e6

@@ -1,5 +1,4 @@
-"""Compare methods: scores, paired differences to a baseline, sizes, and the time to train and to
-    reach a score.
+"""Compare methods: scores, paired differences to a baseline, sizes, and times to reach a score.
 
     python recipes/studies/figure.py compare runs/study            # to full fine-tuning
     python recipes/studies/figure.py compare runs/h36 --baseline "activation gelu"
@@ -12,37 +11,58 @@ evaluations should be frequent (--eval_strategy steps --save_strategy steps).
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.run import lower_is_better
-from figures.drawing import legend, panels, show_counts, styles
-from results.lines import (
-    Cell,
-    Columns,
-    Results,
-    Row,
-    arrange,
-    columns,
-    finished,
-    in_percent,
-    mean_and_error,
-    mean_over,
-)
-from results.tables import MISSING, compared, differences_to, show, table_of
+from figures.drawing import Style, legend, panels, show_counts, styles
+from results.difference_table import compared, differences_to
+from results.lines import Cell, Columns, TableLine, arrange, columns
+from results.means import mean_and_error, mean_over
+from results.read import Results, finished, in_percent
+from results.table import MISSING, show, table_of
 from sweeping.runs import CHOICES, CHOSEN
+
+
+# What the differences are drawn against, by the name of the fact.
+AXES = {
+    "trained": "trained parameters per task",
+    "bytes": "bytes of the saved weights",
+    "seconds": "seconds of training per task",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a method, over its columns; None where the runs do not say it."""
+
+    score: float
+    score_error: float | None
+    columns: int
+    difference: float | None  # to the baseline
+    difference_error: float | None
+    trained: int  # parameters per task
+    bytes: int | None
+    seconds: float | None
+    memory: int | None
+    seeds: int
+
+
+FactsByLabel = Mapping[str, Facts]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--baseline", default="full", help="A row, by its label or by a part that only it has.")
+    add("--baseline", default="full", help="A line, by its label or by a part that only it has.")
     add(
         "--score",
         choices=("accuracy", "main"),
@@ -69,130 +89,184 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
     """Print the tables, and write them and the figure."""
-    runs = [at_epoch(one, arguments.epoch) for one in finished(folder)]
-    rows = arrange(runs, arguments.choose)
-    base, shown = find_baseline(rows, arguments.baseline), columns(rows, arguments.score)
-    facts = summarize(rows, base, shown, arguments.split)
+    runs = [at_epoch(run, arguments.epoch) for run in finished(folder)]
+    lines = arrange(runs, arguments.choose)
+    base = find_baseline(lines, arguments.baseline)
+    shown = columns(lines, arguments.score)
+    facts = summarize(lines, base, shown, arguments.split)
     tables = {
-        "Methods": pd.DataFrame.from_dict(facts, orient="index", dtype=object).map(
-            lambda value: MISSING if pd.isna(value) else f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+        "Methods": _methods(facts),
+        f"Difference to {base.label}": compared(lines, base, shown, arguments.split),
+        f"Time to {arguments.share:.0%} of the best score of {base.label}": table_of(
+            {line.label: times(line, base, arguments.share) for line in lines}
         ),
-        f"Difference to {base.label}": compared(rows, base, shown, arguments.split),
-        f"Time to {arguments.share:.0%} of the best score of {base.label}":
-            table_of({row.label: times(row, base, arguments.share) for row in rows}),
-    }  # fmt: skip
-    show(
-        {name: (table, "") for name, table in tables.items() if len(table.columns)},
-        folder / "compare.md",
-    )
-    pd.DataFrame.from_dict(facts, orient="index").to_csv(folder / "compare.csv")
+    }
+    pages = {heading: (table, "") for heading, table in tables.items() if table.size}
+    show(pages, folder / "compare.md")
+    by_label = {label: asdict(of_line) for label, of_line in facts.items()}
+    pd.DataFrame.from_dict(by_label, orient="index").to_csv(folder / "compare.csv")
     save(draw(facts, arguments.split), folder / "compare")
 
 
 def at_epoch(results: Results, epoch: str) -> Results:
-    """Return a run with the scores of another epoch than the one whose weights it has kept, such as
-    the best one of a run that saves no checkpoints.
+    """Return a run with the scores of another epoch than the one whose weights it has kept.
+
+    It may be the best one of a run that saves no checkpoints.
     """
     if epoch == "kept":
         return results
-    name = results["chosen_by"]
-    best = (min if lower_is_better(name) else max)(results["epochs"], key=lambda entry: entry[name])
-    entry = best if epoch == "best" else results["epochs"][-1]
-    return {**results, "best_scores": entry, "best_score": entry[name]}
+    name, evaluations = results["chosen_by"], results["epochs"]
+    if epoch == "last":
+        scores = evaluations[-1]
+    else:
+        sign = -1 if lower_is_better(name) else 1
+        scores = max(evaluations, key=lambda evaluation: sign * evaluation[name])
+    return {**results, "best_scores": scores, "best_score": scores[name]}
 
 
-def find_baseline(rows: Sequence[Row], name: str) -> Row:
-    """Return the row with this label, or the only one whose label has it as a part."""
-    found = [row for row in rows if row.label == name] or [row for row in rows if name in row.label]
-    if len(found) != 1:
-        raise RecipeError(
-            f"--baseline must be one of: {'; '.join(row.label for row in rows)}; got {name!r}."
-        )
-    return found[0]
+def find_baseline(lines: Sequence[TableLine], name: str) -> TableLine:
+    """Return the line with this label, or the only one whose label has it as a part."""
+    matching = [line for line in lines if line.label == name]
+    if not matching:
+        matching = [line for line in lines if name in line.label]
+    if len(matching) != 1:
+        labels = "; ".join(line.label for line in lines)
+        raise RecipeError(f"--baseline must be one of: {labels}; got {name!r}.")
+    return matching[0]
 
 
 def summarize(
-    rows: Sequence[Row], base: Row, shown: Columns, split: str
-) -> dict[str, dict[str, Any]]:
-    """Return by row the mean score over its columns, the mean paired difference to the baseline,
-    each with its error, and trained parameters, bytes and seconds per task.
-    """
+    lines: Sequence[TableLine], base: TableLine, shown: Columns, split: str
+) -> dict[str, Facts]:
+    """Return the facts of each line that has a score."""
     facts = {}
-    for row in rows:
-        cells = [cell for column in shown.values() if (cell := row.cell(*column))]
-        means = [mean_and_error([*own.values()]) for own in row.scores(shown, split).values()]
-        runs = [one for cell in cells for one in cell.seeds.values()]
-        changes = [*differences_to(row, base, shown, split).values()]
-        weights = [
-            path for one in runs for path in Path(one["folder"]).glob("[am][do]*/*.safetensors")
-        ]
-        seconds = [one["epochs"][-1]["seconds"] for one in runs if one["epochs"]]
-        peaks = [one["peak_memory"] for one in runs if "peak_memory" in one]
-        if means:
-            score, error = mean_over(means)
-            difference, of_difference = mean_over(changes) if changes else (None, None)
-            facts[row.label] = {
-                "score": score, "score_error": error, "columns": len(means), "difference": difference,
-                "difference_error": of_difference, "trained": round(row.sizes().trained),
-                "bytes": sum(path.stat().st_size for path in weights) // len(runs) or None,
-                "seconds": mean(seconds) if seconds else None,
-                "memory": round(mean(peaks)) if peaks else None,
-                "seeds": max(len(cell.seeds) for cell in cells),
-            }  # fmt: skip
+    for line in lines:
+        scores = line.scores(shown, split)
+        if scores:
+            facts[line.label] = _facts(line, base, shown, split)
     return facts
 
 
-def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:
-    """Draw the mean difference to the baseline against the parameters, the bytes and the seconds,
-    as far as known.
-    """
-    axes_of = {"trained": "trained parameters per task", "bytes": "bytes of the saved weights",
-               "seconds": "seconds of training per task"}  # fmt: skip
-    known = [name for name in axes_of if any(one[name] for one in facts.values())]
-    figure, axes = panels(len(known), COLUMN, sharey=True)
+def _facts(line: TableLine, base: TableLine, shown: Columns, split: str) -> Facts:
+    scores = line.scores(shown, split).values()
+    score, score_error = mean_over([mean_and_error([*by_seed.values()]) for by_seed in scores])
+    changes = differences_to(line, base, shown, split)
+    difference, difference_error = mean_over([*changes.values()]) if changes else (None, None)
+    cells = line.cells_of(shown).values()
+    runs: list[Results] = []
+    for cell in cells:
+        runs += cell.seeds.values()
+    seconds = [run["epochs"][-1]["seconds"] for run in runs if run["epochs"]]
+    peaks = [run["peak_memory"] for run in runs if "peak_memory" in run]
+    return Facts(
+        score,
+        score_error,
+        len(scores),
+        difference,
+        difference_error,
+        trained=round(line.sizes().trained),
+        bytes=_bytes_per_run(runs),
+        seconds=mean(seconds) if seconds else None,
+        memory=round(mean(peaks)) if peaks else None,
+        seeds=max(len(cell.seeds) for cell in cells),
+    )
+
+
+def _bytes_per_run(runs: Sequence[Results]) -> int | None:
+    """Return the mean size of the saved weights, in adapter/ or model/; None without any."""
+    total = 0
+    for run in runs:
+        for path in Path(run["folder"]).glob("[am][do]*/*.safetensors"):
+            total += path.stat().st_size
+    return total // len(runs) or None
+
+
+def _methods(facts: FactsByLabel) -> pd.DataFrame:
+    """Return the facts as a table of text."""
+    cells = {}
+    for label, of_line in facts.items():
+        cells[label] = {name: _as_text(value) for name, value in asdict(of_line).items()}
+    return table_of(cells)
+
+
+def _as_text(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
+def draw(facts: FactsByLabel, split: str) -> Figure:
+    """Draw the mean difference to the baseline against parameters, bytes and seconds, if known."""
+    drawn = []
+    for name in AXES:
+        if any(getattr(of_line, name) for of_line in facts.values()):
+            drawn.append(name)
+    figure, panes = panels(len(drawn), COLUMN, sharey=True)
     style = styles(facts)
-    for own, name in zip(axes, known, strict=True):
-        for label, one in facts.items():
-            if one[name] and one["difference"] is not None:
-                look = style[label] | {"linestyle": "none"}
-                error = one["difference_error"] or 0
-                own.errorbar(
-                    [one[name]], [one["difference"]], [error], label=label, capsize=2, **look
-                )
-        own.axhline(0, color="black", linestyle="--", linewidth=0.8)
-        own.set_xlabel(axes_of[name])
+    for axes, name in zip(panes, drawn, strict=True):
+        for label, of_line in facts.items():
+            _draw_difference(axes, of_line, name, label, style[label])
+        axes.axhline(0, color="black", linestyle="--", linewidth=0.8)
+        axes.set_xlabel(AXES[name])
         if name != "seconds":
-            show_counts(own)
-    axes[0].set_ylabel(f"{split}: difference in points")
+            show_counts(axes)
+    panes[0].set_ylabel(f"{split}: difference in points")
     return legend(figure)
 
 
-def times(row: Row, base: Row, share: float) -> dict[str, str]:
-    """Return for each task of the baseline how long the row trains until its mean score reaches a
-    share of the baseline's best: the mean over the seeds, their range, and the ratio to the
-    baseline's own time.
+def _draw_difference(axes: Axes, facts: Facts, name: str, label: str, style: Style) -> None:
+    """Draw a method's difference with its error, if it and the fact are known."""
+    at = getattr(facts, name)
+    if at and facts.difference is not None:
+        error = facts.difference_error or 0
+        look = style | {"linestyle": "none"}
+        axes.errorbar([at], [facts.difference], [error], label=label, capsize=2, **look)
+
+
+def times(line: TableLine, base: TableLine, share: float) -> dict[str, str]:
+    """Return for each task of the baseline how long the line trains until it reaches its goal.
+
+    The goal is a share of the baseline's best mean score. The text has the mean over the seeds,
+    their range, and the ratio to the baseline's own time.
     """
-    found = {}
+    texts = {}
     for task, cell in base.cells.items():
         curve = mean_curve(cell)
-        goal = share * max((score for score, _ in curve), default=0)
-        name = f"{task}, to {goal:.1f}"
-        if goal > 0 and task in row.cells:
-            reached = next((own for score, own in mean_curve(row.cells[task]) if score >= goal), [])
-            of_base = next(own for score, own in curve if score >= goal)
-            spread = f" ({min(reached):.0f} to {max(reached):.0f})" if len(reached) > 1 else ""
-            found[name] = (
-                f"{mean(reached):.0f} s{spread}, {mean(reached) / mean(of_base):.2f}"
-                if reached
-                else "not reached"
-            )
-    return found
+        goal = share * max((evaluation.score for evaluation in curve), default=0)
+        if goal <= 0 or task not in line.cells:
+            continue
+        seconds = _seconds_to(goal, mean_curve(line.cells[task]))
+        seconds_of_base = _seconds_to(goal, curve)
+        if not seconds:
+            texts[f"{task}, to {goal:.1f}"] = "not reached"
+            continue
+        spread = f" ({min(seconds):.0f} to {max(seconds):.0f})" if len(seconds) > 1 else ""
+        ratio = mean(seconds) / mean(seconds_of_base)
+        texts[f"{task}, to {goal:.1f}"] = f"{mean(seconds):.0f} s{spread}, {ratio:.2f}"
+    return texts
 
 
-def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
-    """Return the evaluations of a method on a task, in their order: the mean score in percent, and
-    each seed's time; none for runs that were chosen by a loss.
-    """
-    evaluations = [] if lower_is_better(cell.best["chosen_by"]) else cell.evaluations()
-    return [(mean(in_percent(cell.best, entry) for entry in own), [entry["seconds"] for entry in own])
-            for own in evaluations]  # fmt: skip
+class Evaluation(NamedTuple):
+    """A method's evaluation at one step."""
+
+    score: float  # the mean over the seeds, in percent
+    seconds: list[float]  # of each seed
+
+
+def mean_curve(cell: Cell) -> list[Evaluation]:
+    """Return a method's evaluations on a task, in their order; none if a loss has chosen."""
+    if lower_is_better(cell.best["chosen_by"]):
+        return []
+    curve = []
+    for of_seeds in cell.evaluations():
+        score = mean(in_percent(cell.best, evaluation) for evaluation in of_seeds)
+        curve.append(Evaluation(score, [evaluation["seconds"] for evaluation in of_seeds]))
+    return curve
+
+
+def _seconds_to(goal: float, curve: Sequence[Evaluation]) -> list[float]:
+    """Return the seeds' times at the first evaluation that reaches the goal; none if none does."""
+    for evaluation in curve:
+        if evaluation.score >= goal:
+            return evaluation.seconds
+    return []

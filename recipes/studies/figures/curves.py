@@ -1,17 +1,15 @@
-"""Draw the validation score of any runs by epoch, step or seconds of training: a panel per task, a
-    line per method.
+"""Draw the validation score of any runs by epoch, step or seconds of training, a panel per task.
 
 Han et al. 2021, figures 1 and 13, and the validation curves by which Houlsby et al. 2019 chose
-among 20, 50 and 100 epochs: with --choose r learning_rate, the numbers of epochs are lines of their
-own, from which to choose by hand. Of each method, the runs at the point that validation has chosen
-are drawn: the mean over the seeds, and one standard error as a band.
+among 20, 50 and 100 epochs: with --choose r learning_rate, each number of epochs has its own curve,
+from which to choose by hand. A method's runs at the point that validation has chosen are drawn: the
+mean over the seeds, and one standard error as a band.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -19,8 +17,19 @@ from common.edge import RecipeError
 from common.figures import MOMENT, save
 from common.run import lower_is_better
 from common.scores import proper_name
-from figures.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
-from results.lines import Row, arrange, finished, in_percent
+from figures.drawing import (
+    Point,
+    Points,
+    band,
+    draw_curve,
+    legend,
+    panels,
+    styles,
+    title_of,
+    write_points,
+)
+from results.lines import Cell, TableLine, arrange
+from results.read import finished, in_percent
 from sweeping.runs import CHOICES, CHOSEN
 
 
@@ -36,45 +45,49 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
     points = summarize(arrange(finished(folder), arguments.choose), arguments.score)
-    write_lines(folder / "learning_curves.jsonl", points)
+    write_points(folder / "learning_curves.jsonl", points)
     save(draw(points, arguments.x), folder / "learning_curves")
 
 
-def summarize(rows: Sequence[Row], score: str | None = None) -> list[dict[str, Any]]:
-    """Return a point per row, task and step where all seeds have the score: its mean over the
-    seeds, and the seeds' mean epoch and seconds.
-    """
+def summarize(lines: Sequence[TableLine], score: str | None = None) -> list[Point]:
+    """Return a point per line of the table, task and step where all seeds have the score."""
     points = []
-    for label, task, cell in (
-        (row.label, task, cell) for row in rows for task, cell in row.cells.items()
-    ):
-        name = score or cell.best["chosen_by"]
-        for own in cell.evaluations():
-            if name not in own[0]:
-                raise RecipeError(
-                    f"--score must be a score of all runs; a run on {task} has {', '.join(own[0])}."
-                )
-            moment = {key: mean(entry[key] for entry in own) for key in MOMENT}
-            values = band([in_percent(cell.best, entry, name) for entry in own])
-            points.append(
-                {"task": task, "line": label, "score": name, "seeds": len(own), **moment, **values}
-            )
+    for line in lines:
+        for task, cell in line.cells.items():
+            for point in _points_of(cell, score or cell.best["chosen_by"]):
+                points.append({"task": task, "line": line.label, **point})
     return points
 
 
-def draw(points: Rows, x: str = "epoch") -> Figure:
-    shown, style = (
-        {point["task"]: point["score"] for point in points},
-        styles(point["line"] for point in points),
-    )
-    figure, axes = panels(len(shown))
-    for own, (task, score) in zip(axes, sorted(shown.items()), strict=True):
-        for line, look in style.items():
-            if found := [
-                point for point in points if (point["task"], point["line"]) == (task, line)
-            ]:
-                draw_line(own, found, x, label=line, **look)
-        own.set_title(proper_name(task), fontsize=7)
-        own.set(xlabel=x, ylabel=proper_name(score) + ("" if lower_is_better(score) else " (%)"))
+def _points_of(cell: Cell, score: str) -> list[Point]:
+    """Return the mean score over the seeds, and the seeds' mean epoch and seconds, by step."""
+    points = []
+    for of_seeds in cell.evaluations():
+        if score not in of_seeds[0]:
+            raise RecipeError(
+                f"--score must be a score of all runs; a run on {cell.best['task']} has "
+                f"{', '.join(of_seeds[0])}."
+            )
+        point: Point = {"score": score, "seeds": len(of_seeds)}
+        for key in MOMENT:
+            point[key] = mean(evaluation[key] for evaluation in of_seeds)
+        point |= band([in_percent(cell.best, evaluation, score) for evaluation in of_seeds])
+        points.append(point)
+    return points
+
+
+def draw(points: Points, x: str = "epoch") -> Figure:
+    scores = {point["task"]: point["score"] for point in points}
+    style = styles(point["line"] for point in points)
+    figure, panes = panels(len(scores))
+    for axes, (task, score) in zip(panes, sorted(scores.items()), strict=True):
+        of_task = [point for point in points if point["task"] == task]
+        for line in style:
+            curve = [point for point in of_task if point["line"] == line]
+            if curve:
+                draw_curve(axes, curve, x, label=line, **style[line])
+        axes.set_title(proper_name(task), fontsize=7)
+        unit = "" if lower_is_better(score) else " (%)"
+        axes.set(xlabel=x, ylabel=proper_name(score) + unit)
     figure.suptitle(title_of(point["seeds"] for point in points), fontsize=8)
     return legend(figure)

@@ -1,15 +1,15 @@
-"""Score against the cost of many tasks on one text: adapters in upper layers only, trained so or
-    cut by AdapterDrop.
+"""Score against the cost of many tasks on one text: adapters in upper layers only, or AdapterDrop.
 
 With k of L layers adapted, N tasks of a text take ((L - k) + N k) / (N L) of the time of N texts.
-Runs with --layers show their score; runs with --adapter_drop that of the adapter without those of
-the lowest layers, at each depth (Rücklé et al. 2021). Points are means over seeds, bands standard
-errors.
+Runs with --layers show their score. Runs with --adapter_drop show that of the adapter without those
+of the lowest layers, at each depth (Rücklé et al. 2021). Points are means over seeds, bands
+standard errors.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,20 @@ from matplotlib.figure import Figure
 
 from common.figures import COLUMN, save
 from common.scores import proper_name
-from figures.drawing import Rows, band, draw_line, legend, panels, styles, write_lines
-from figures.finished_run import load_run
+from figures.drawing import Point, Points, band, draw_curve, legend, panels, styles, write_points
+from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate
-from results.lines import Results, in_percent
+from results.read import Results, in_percent
 from sweeping.runs import CHOICES, choose
+
+
+@dataclass(frozen=True, order=True)
+class Depth:
+    """Where a run's score is drawn."""
+
+    line: str  # the task, and whether adapters were dropped
+    layers: int  # with adapters
+    cost: float
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,65 +46,64 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    found: dict[Any, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    # By depth, chosen values and seed.
+    scores: dict[Depth, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(folder.rglob("results.json")):
-        for results, line, layers, cost, value in _scores(path.parent, arguments):
-            chosen = tuple(results["arguments"].get(name) for name in CHOICES)
-            found[line, layers, cost][chosen][results["seed"]] = value
-    points = []
-    for (line, layers, cost), runs in sorted(found.items()):
-        seeds = runs[choose({chosen: [*own.values()] for chosen, own in runs.items()})]
-        points.append(
-            {
-                "line": line,
-                "layers": layers,
-                "cost": cost,
-                **band([*seeds.values()]),
-                "scores": seeds,
-            }
-        )
-    write_lines(folder / "depth.jsonl", points)
+        run = load_run(path.parent, arguments.data_dir, arguments.batch_size)
+        values = tuple(run.results["arguments"].get(name) for name in CHOICES)
+        for depth, score in score_depths(run, arguments):
+            scores[depth][values][run.results["seed"]] = score
+    points: list[Point] = []
+    for depth in sorted(scores):
+        by_values = scores[depth]
+        chosen = choose({values: [*seeds.values()] for values, seeds in by_values.items()})
+        seeds = by_values[chosen]
+        points.append({**vars(depth), **band([*seeds.values()]), "scores": seeds})
+    write_points(folder / "depth.jsonl", points)
     save(draw(points, arguments.tasks), folder / "depth")
 
 
-def _scores(
-    folder: Path, arguments: argparse.Namespace
-) -> Iterator[tuple[Results, str, int, float, float]]:
-    """Yield a run's results, line, number of adapted layers, their cost and the score in percent."""
-    run = load_run(folder, arguments.data_dir, arguments.batch_size)
+def score_depths(run: FinishedRun, arguments: argparse.Namespace) -> Iterator[tuple[Depth, float]]:
+    """Yield the depths at which a run has a score, with the score in percent."""
     model, results, task = run.trainer.model, run.results, proper_name(run.task.name)
-    depth = model.config.num_hidden_layers
-    own = results["arguments"]
-    if results["method"] != "houlsby" or (
-        own["layers"] and min(own["layers"]) != depth - len(own["layers"])
-    ):
-        return  # in lower layers, the base model has no layers to share; other methods have no adapters in layers
-    # Of each number of lower layers to do without: one if the run was trained so, all if it was
-    # trained for all.
-    dropped = (
-        range(depth) if own.get("adapter_drop") else [depth - len(own["layers"] or range(depth))]
-    )
-    for number in dropped:
-        layers = depth - number
-        cost = (number + arguments.tasks * layers) / (arguments.tasks * depth)
-        if own.get("adapter_drop"):
-            with ablate(model, range(number), keep_norms=False):
-                scores = run.score(arguments.max_eval_samples)
-            yield results, f"{task}, AdapterDrop", layers, cost, in_percent(results, scores)
-        else:
-            yield results, task, layers, cost, in_percent(results, results["best_scores"])
+    size = model.config.num_hidden_layers
+    if not _has_upper_adapters(results, size):
+        return
+
+    def depth(line: str, layers: int) -> Depth:
+        cost = (size - layers + arguments.tasks * layers) / (arguments.tasks * size)
+        return Depth(line, layers, cost)
+
+    if not results["arguments"].get("adapter_drop"):
+        layers = len(results["arguments"]["layers"] or range(size))
+        yield depth(task, layers), in_percent(results, results["best_scores"])
+        return
+    for dropped in range(size):
+        with ablate(model, range(dropped), keep_norms=False):
+            scores = run.score(arguments.max_eval_samples)
+        yield depth(f"{task}, AdapterDrop", size - dropped), in_percent(results, scores)
 
 
-def draw(points: Rows, tasks: int) -> Figure:
+def _has_upper_adapters(results: Results, size: int) -> bool:
+    """Return whether a run has adapters in its upper layers only, or in all.
+
+    Below adapters in lower layers, the base model has no layers to share between tasks.
+    """
+    layers = results["arguments"]["layers"]
+    if results["method"] != "houlsby":
+        return False
+    return not layers or min(layers) == size - len(layers)
+
+
+def draw(points: Points, tasks: int) -> Figure:
     """Draw the scores by cost; a task has one color, and AdapterDrop a dashed line."""
     figure, (axes,) = panels(1, COLUMN)
     style = styles(point["line"].partition(", ")[0] for point in points)
     for line in dict.fromkeys(point["line"] for point in points):
         task, _, drop = line.partition(", ")
-        own = [point for point in points if point["line"] == line]
-        draw_line(
-            axes, own, "cost", label=line, **style[task] | {"linestyle": "--" if drop else "-"}
-        )
+        curve = [point for point in points if point["line"] == line]
+        line_style = style[task] | {"linestyle": "--" if drop else "-"}
+        draw_curve(axes, curve, "cost", label=line, **line_style)
     axes.set(
         xlabel=f"time of {tasks} tasks on a text, relative to {tasks} texts",
         ylabel="validation score (%)",

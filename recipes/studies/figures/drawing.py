@@ -1,6 +1,4 @@
-"""What the figures share: lines with bands in panels that fit on a page, and one legend below all
-panels.
-"""
+"""What the figures share: curves with bands, panels that fit on a page, one legend below them."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,16 +11,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter
 
 from common.figures import COLORS, COLUMN, MARKERS, PAGE, plt
-from results.lines import mean_and_error
+from results.means import mean_and_error
 
 
-Rows = Sequence[Mapping[str, Any]]
+Point = dict[str, Any]  # what a figure draws at one place, also written as a line of JSON
+Points = Sequence[Mapping[str, Any]]
+Style = dict[str, Any]
+
+LINE_STYLES = ("-", "--", ":", "-.")
+MAX_MARKERS = 12  # on a curve; with more points, it has none
 
 
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_points(path: Path, points: Iterable[Mapping[str, Any]]) -> None:
     """Write one JSON object per line, and print the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    path.write_text("".join(f"{json.dumps(point)}\n" for point in points))
     print(f"Numbers: {path}")
 
 
@@ -32,45 +35,51 @@ def panels(
     """Return a figure with so many panels, at most as wide as a page."""
     across = min(count, most)
     down = -(-count // across)
-    size = (COLUMN if count == 1 else PAGE, height * down)
+    width = COLUMN if count == 1 else PAGE
+    size = (width, height * down)
     figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, **options)
     for empty in axes.flat[count:]:
         empty.remove()
     return figure, [*axes.flat[:count]]
 
 
-def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return a color and a marker for each name; from the seventh on, colors repeat with a dashed
-    line.
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """Return a color and a marker for each name.
+
+    From the seventh on, colors repeat with a dashed line.
     """
-    return {
-        name: {
-            "color": COLORS[number % len(COLORS)],
-            "marker": MARKERS[(number + number // len(COLORS)) % len(MARKERS)],
-            "linestyle": ("-", "--", ":", "-.")[number // len(COLORS) % 4],
+    by_name: dict[str, Style] = {}
+    for number, name in enumerate(dict.fromkeys(names)):
+        round_of_colors, color = divmod(number, len(COLORS))
+        by_name[name] = {
+            "color": COLORS[color],
+            "marker": MARKERS[(number + round_of_colors) % len(MARKERS)],
+            "linestyle": LINE_STYLES[round_of_colors % len(LINE_STYLES)],
         }
-        for number, name in enumerate(dict.fromkeys(names))
-    }
+    return by_name
 
 
 def band(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean of a point of `draw_line`, and one standard error below and above it."""
-    middle, error = mean_and_error(values)
-    return {"low": middle - (error or 0), "middle": middle, "high": middle + (error or 0)}
+    """Return the height of a point of `draw_curve`: the mean, and one standard error around it."""
+    mean, error = mean_and_error(values)
+    error = error or 0
+    return {"low": mean - error, "middle": mean, "high": mean + error}
 
 
-def draw_line(axes: Axes, points: Rows, x: str, **style: Any) -> None:
-    """Draw points, which have "low", "middle" and "high", as a line with a band, or as a bar if
-    there is only one.
+def draw_curve(axes: Axes, points: Points, x: str, **style: Any) -> None:
+    """Draw points, which have "low", "middle" and "high", as a curve with a band.
+
+    A single point has a bar instead.
     """
-    at, *values = zip(*sorted(tuple(point[key] for key in (x, "low", "middle", "high")) for point in points),
-                      strict=True)  # fmt: skip
-    low, middle, high = values
+    points = sorted(points, key=lambda point: (point[x], point["low"]))
+    at, low, middle, high = (
+        [point[key] for point in points] for key in (x, "low", "middle", "high")
+    )
     if len(at) > 1:
         axes.fill_between(at, low, high, color=style["color"], alpha=0.2, linewidth=0)
     else:
         axes.vlines(at, low, high, color=style["color"])
-    if len(at) > 12:
+    if len(at) > MAX_MARKERS:
         style["marker"] = ""
     axes.plot(at, middle, **style)
 
@@ -83,28 +92,34 @@ def show_counts(axes: Axes) -> None:
 
 
 def legend(figure: Figure, columns: int = 2, **options: Any) -> Figure:
-    """Put one legend with the labels of all panels below them, so that it lies over no line; return
-    the figure.
-    """
-    labelled = [axes.get_legend_handles_labels() for axes in figure.axes]
-    found = {
-        fill(label, 60): handle for one in labelled for handle, label in zip(*one, strict=True)
-    }
-    if found:
-        columns = columns if figure.get_figwidth() > COLUMN else 1
+    """Put one legend with the labels of all panels below them; return the figure."""
+    handles = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles[fill(label, 60)] = handle
+    if handles:
+        if figure.get_figwidth() <= COLUMN:
+            columns = 1
         figure.legend(
-            [*found.values()], [*found], loc="outside lower center", ncols=columns, **options
+            [*handles.values()],
+            [*handles],
+            loc="outside lower center",
+            ncols=columns,
+            **options,
         )
     return figure
 
 
-def seeds_of(numbers: Iterable[int]) -> str:
-    found = {*numbers}
-    few, many = min(found), max(found)
-    return "one seed" if many == 1 else f"{many} seeds" if few == many else f"{few} to {many} seeds"
+def seeds_of(counts: Iterable[int]) -> str:
+    """Return numbers of seeds in words."""
+    distinct = sorted({*counts})
+    fewest, most = distinct[0], distinct[-1]
+    if most == 1:
+        return "one seed"
+    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
 
 
-def title_of(seeds: Iterable[int]) -> str:
-    """Return what lines and bands are."""
-    named = seeds_of(seeds)
-    return "One seed" if named == "one seed" else f"Mean and standard error of {named}"
+def title_of(counts: Iterable[int]) -> str:
+    """Return what curves and bands are, by the numbers of seeds."""
+    seeds = seeds_of(counts)
+    return "One seed" if seeds == "one seed" else f"Mean and standard error of {seeds}"

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -15,27 +14,26 @@ from common.model import load_saved
 from common.run import RESULTS_FILE, find_saved, read_object
 from common.trainer import RecipeTrainer
 from houlsby_peft.checkpoints.downloads import find_packaged
+from results.read import Results
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run: its validation examples with their tokens, and a trainer that predicts with
-    its model.
-    """
+    """A finished run: its tokenized validation examples, and a trainer that predicts with it."""
 
     task: GlueTask
     trainer: RecipeTrainer
     validation: Dataset
-    results: dict[str, Any]
+    results: Results
 
     def score(self, limit: int | None = None) -> dict[str, float]:
-        """Return the scores on the validation examples, or a random sample of `limit`, always with
-        the accuracy of a task with classes.
+        """Return the scores on the validation examples, or a random sample of `limit`.
+
+        For a task with classes, they always have the accuracy.
         """
         data = sample(self.validation, limit)
-        by_length = data.select(
-            np.argsort(data["length"], kind="stable")
-        )  # which needs the least padding
+        # The order by length needs the least padding.
+        by_length = data.select(np.argsort(data["length"], kind="stable"))
         output = self.trainer.predict(by_length, metric_key_prefix="kept")
         scores = self.task.score(output)
         if len(self.task.labels) > 1:
@@ -44,8 +42,9 @@ class FinishedRun:
 
 
 def load_run(folder: Path, data_dir: str | None, batch_size: int) -> FinishedRun:
-    """Load a run of glue.py, with the base model in the data type of the training and, unless
-    `data_dir` has the task's files, the run's own data.
+    """Load a run of glue.py, with the base model in the data type of the training.
+
+    The data are the run's own, unless `data_dir` has the task's files.
     """
     results, saved = read_object(folder / RESULTS_FILE), find_saved(folder)
     if results is None or saved is None or results["task"] not in TASKS:

@@ -1,4 +1,4 @@
-"""The norm of the gradient of each layer, step by step: recorded by a callback, read for a figure."""
+"""The norm of the gradient of each layer, step by step, which a callback records for a figure."""
 
 import json
 import re
@@ -15,64 +15,58 @@ FILE = "gradient_norms.jsonl"
 
 
 class GradientNorms(TrainerCallback):
-    """Write the gradient's norm per layer, pooler and head into the output folder whenever the
-    Trainer logs.
+    """Write the gradient's norm per layer, pooler and head whenever the Trainer logs.
 
-    There is a JSON line per logged step: {"step": 50, "norms": {"bert.encoder.layer.0": 0.02, ...,
-    "classifier": 0.3}}. Norms are those before clipping. With sharded gradients (FSDP, ZeRO) they
-    are of the main process's shards.
+    The file in the output folder has a JSON line per logged step: {"step": 50, "norms":
+    {"bert.encoder.layer.0": 0.02, ..., "classifier": 0.3}}. Norms are those before clipping. With
+    sharded gradients (FSDP, ZeRO) they are of the main process's shards.
     """
 
     def __init__(self) -> None:
-        self.groups: dict[str, list[nn.Parameter]] = {}
+        self.layers: dict[str, list[nn.Parameter]] = {}
         self.norms: dict[str, torch.Tensor] = {}
 
     def on_train_begin(
         self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Group the trained parameters by layer. A new run starts a new file; a resumed one appends
-        to it.
+        """Sort the trained parameters by layer.
+
+        A new run starts a new file; a resumed one appends to it.
         """
-        self.groups = {}
+        self.layers = {}
         for name, parameter in kwargs["model"].named_parameters():
             if parameter.requires_grad:
-                self.groups.setdefault(layer_of(name), []).append(parameter)
+                self.layers.setdefault(layer_of(name), []).append(parameter)
         if state.is_world_process_zero and state.global_step == 0:
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
             Path(args.output_dir, FILE).write_text("")
 
     def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: TrainerControl, **kwargs: Any
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Compute the norms, without waiting for the device."""
-        self.norms = {
-            name: torch.stack(torch._foreach_norm(gradients)).norm()
-            for name, parameters in self.groups.items()
-            if (
-                gradients := [
-                    parameter.grad for parameter in parameters if parameter.grad is not None
-                ]
-            )
-        }
+        self.norms = {}
+        for layer, parameters in self.layers.items():
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if gradients:
+                self.norms[layer] = torch.stack(torch._foreach_norm(gradients)).norm()
 
     def on_log(
         self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Write the norms. The Trainer has scaled all gradients by one factor, and logs the total
-        norm before that.
+        """Write the norms.
+
+        The Trainer has scaled all gradients by one factor, and logs the total norm before that.
         """
         total = kwargs["logs"].get("grad_norm")
         if not self.norms or total is None or not state.is_world_process_zero:
             return
-        norms = {name: norm.item() for name, norm in self.norms.items()}
-        clipped = sum(norm**2 for norm in norms.values()) ** 0.5
-        scale = total / clipped if clipped else 1.0
-        row = {
-            "step": state.global_step,
-            "norms": {name: scale * norm for name, norm in norms.items()},
-        }
+        clipped = {layer: norm.item() for layer, norm in self.norms.items()}
+        clipped_total = sum(norm**2 for norm in clipped.values()) ** 0.5
+        scale = total / clipped_total if clipped_total else 1.0
+        norms = {layer: scale * norm for layer, norm in clipped.items()}
         with Path(args.output_dir, FILE).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({"step": state.global_step, "norms": norms}) + "\n")
 
 
 def layer_of(parameter: str) -> str:
@@ -83,5 +77,5 @@ def layer_of(parameter: str) -> str:
     "base_model.model.classifier.modules_to_save.default.weight" in "classifier".
     """
     name = re.sub(r"^(module\.|base_model\.model\.)+", "", parameter)
-    found = re.match(r".*?\.\d+(?=\.)|(.*?\.)?(\w*embeddings|pooler)(?=\.)|[^.]+", name)
-    return found[0] if found else name
+    layer = re.match(r".*?\.\d+(?=\.)|(.*?\.)?(\w*embeddings|pooler)(?=\.)|[^.]+", name)
+    return layer[0] if layer else name

@@ -1,27 +1,43 @@
-"""Score against the scale of the adapter's first weights and against the adapter's size, with the
-mean over tasks.
+"""Score against the scale of the adapter's first weights and its size, with the mean over tasks.
 
 Houlsby et al. 2019, section 3.6 and figure 6 (right). Validation has chosen a learning rate and a
-number of epochs for each task, size and standard deviation. Lines are means over the seeds, bands
+number of epochs for each task, size and standard deviation. Curves are means over the seeds, bands
 one standard error. The mean over tasks, without WNLI and tasks that lack the score, is printed
 beside the paper's for its sizes. The runs may be those of table 1.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, mode
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.scores import proper_name
-from figures.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
-from results.lines import Row, arrange, columns, finished
+from figures.drawing import (
+    Point,
+    Points,
+    Style,
+    band,
+    draw_curve,
+    legend,
+    panels,
+    styles,
+    title_of,
+    write_points,
+)
+from results.lines import TableLine, arrange, columns
 from results.numbers import SIZES, TASKS_OF_SIZES
+from results.read import finished
 from sweeping.runs import CHOSEN
+
+
+SCALE, SIZE = "init_std", "r"  # the two arguments that vary
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,103 +50,128 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    runs = [one for one in finished(folder) if one["method"] == "houlsby"]
+    runs = [run for run in finished(folder) if run["method"] == "houlsby"]
     points = summarize(arrange(runs, CHOSEN), arguments.score)
-    write_lines(folder / "init_scale.jsonl", points)
+    write_points(folder / "init_scale.jsonl", points)
     tasks = len({point["task"] for point in points})
     for r, average in means(points).items():
-        paper = (
-            f"; Houlsby et al. 2019, BERT-large: {SIZES[r]}"
-            if r in SIZES and tasks == TASKS_OF_SIZES
-            else ""
-        )
-        print(f"r={r}: mean of {tasks} tasks {average:.1f}{paper}")
+        text = f"r={r}: mean of {tasks} tasks {average:.1f}"
+        if r in SIZES and tasks == TASKS_OF_SIZES:
+            text += f"; Houlsby et al. 2019, BERT-large: {SIZES[r]}"
+        print(text)
     save(draw(points), folder / "init_scale")
 
 
-def summarize(rows: Sequence[Row], score: str) -> list[dict[str, Any]]:
+def summarize(lines: Sequence[TableLine], score: str) -> list[Point]:
     """Return a point per task, size and standard deviation: the scores of all seeds in percent."""
-    points = []
-    for name, (task, shown) in columns(rows, score).items():
-        if task == "wnli" or (score == "accuracy" and not shown.endswith("accuracy")):
-            print(
-                f"{name}: left out, as {'the papers do' if task == 'wnli' else f'it has only {shown}'}"
-            )
-            continue
-        for row in rows:
-            if (cell := row.cell(task, shown)) and (scores := cell.by_seed(shown)):
-                arguments = next(iter(cell.seeds.values()))["arguments"]
-                kept = {axis: arguments.get(axis) for axis in ("r", "init_std", *CHOSEN)}
-                points.append(
-                    {
-                        "task": name,
-                        **kept,
-                        "score": shown,
-                        "scores": scores,
-                        **band([*scores.values()]),
-                    }
-                )
-    if len({(point["task"], point["r"], point["init_std"]) for point in points}) < len(points):
-        raise RecipeError(
-            f"Each of these kinds needs a folder of its own: {'; '.join(row.label for row in rows)}."
-        )
+    shown = {}
+    for name, (task, shown_score) in columns(lines, score).items():
+        if task == "wnli":
+            print(f"{name}: left out, as the papers do")
+        elif score == "accuracy" and not shown_score.endswith("accuracy"):
+            print(f"{name}: left out, as it has only {shown_score}")
+        else:
+            shown[name] = (task, shown_score)
+    points: dict[tuple[Any, ...], Point] = {}
+    for line in lines:
+        for name, cell in line.cells_of(shown).items():
+            scores = cell.by_seed(shown[name][1])
+            if not scores:
+                continue
+            point = _point(name, shown[name][1], cell.first["arguments"], scores)
+            place = (name, point[SIZE], point[SCALE])
+            if place in points:
+                labels = "; ".join(line.label for line in lines)
+                raise RecipeError(f"Each of these kinds needs a folder of its own: {labels}.")
+            points[place] = point
     if not points:
         raise RecipeError("No task has an accuracy: give --score main.")
-    return sorted(points, key=lambda point: (point["task"], point["r"], point["init_std"]))
+    return [points[place] for place in sorted(points)]
 
 
-def means(points: Rows) -> dict[int, float]:
-    """Return the mean over all tasks by size, at the standard deviation of most points. A mean over
-    fewer tasks would be no point of the same line.
+def _point(
+    task: str, score: str, arguments: Mapping[str, Any], scores: Mapping[int, float]
+) -> Point:
+    point: Point = {"task": task}
+    for axis in (SIZE, SCALE, *CHOSEN):
+        point[axis] = arguments.get(axis)
+    return {**point, "score": score, "scores": scores, **band([*scores.values()])}
+
+
+def means(points: Points) -> dict[int, float]:
+    """Return the mean over all tasks by size, at the standard deviation of most points.
+
+    Sizes without runs on all tasks are left out: they would be no points of the same curve.
     """
-    by_size: dict[int, list[float]] = {}
+    usual_scale = _usual(points, SCALE)
+    by_size: dict[int, list[float]] = defaultdict(list)
     for point in points:
-        if point["init_std"] == mode(point["init_std"] for point in points):
-            by_size.setdefault(point["r"], []).append(point["middle"])
-    tasks = {point["task"] for point in points}
-    return {r: mean(own) for r, own in sorted(by_size.items()) if len(own) == len(tasks)}
+        if point[SCALE] == usual_scale:
+            by_size[point[SIZE]].append(point["middle"])
+    tasks = len({point["task"] for point in points})
+    return {r: mean(by_size[r]) for r in sorted(by_size) if len(by_size[r]) == tasks}
 
 
-def draw(points: Rows) -> Figure:
-    """Draw the score by what varies, the standard deviation or the size, the other being that of
-    most points.
+def _usual(points: Points, axis: str) -> Any:
+    """Return the value that most points have."""
+    return mode(point[axis] for point in points)
+
+
+def draw(points: Points) -> Figure:
+    """Draw the score by what varies, the standard deviation or the size.
+
+    The other one is that of most points.
     """
     style = styles(point["task"] for point in points)
-    held = {axis: mode(point[axis] for point in points) for axis in ("init_std", "r")}
-    shown = [axis for axis in held if len({point[axis] for point in points}) > 1] or ["r"]
-    figure, panes = panels(len(shown), COLUMN, sharey=True)
-    for axes, axis in zip(panes, shown, strict=True):
-        other = "init_std" if axis == "r" else "r"
-        for task in style:
-            if own := [
-                point for point in points if point["task"] == task and point[other] == held[other]
-            ]:
-                draw_line(axes, own, axis, label=proper_name(task), **style[task])
-        axes.set_xscale("log")
-        if axis == "init_std":
-            axes.set(
-                xlabel="standard deviation of the first weights",
-                title=f"Initialization, size {held['r']:g}",
-            )
+    varying = []
+    for axis in (SCALE, SIZE):
+        if len({point[axis] for point in points}) > 1:
+            varying.append(axis)
+    drawn = varying or [SIZE]
+    figure, panes = panels(len(drawn), COLUMN, sharey=True)
+    for axes, axis in zip(panes, drawn, strict=True):
+        if axis == SCALE:
+            _draw_scales(axes, points, style)
         else:
-            axes.set(
-                xlabel="adapter size r", title=f"Size, standard deviation {held['init_std']:g}"
-            )
-            if len(style) > 1 and (average := means(points)):
-                axes.plot(
-                    [*average],
-                    [*average.values()],
-                    color="black",
-                    linestyle="--",
-                    label="mean over tasks",
-                )
-            sizes = sorted({point["r"] for point in points})
-            axes.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
-            axes.minorticks_off()
-    kinds = {
-        "accuracy" if point["score"].endswith("accuracy") else proper_name(point["score"])
-        for point in points
-    }
-    panes[0].set_ylabel(f"validation {kinds.pop() if len(kinds) == 1 else 'score'} (%)")
+            _draw_sizes(axes, points, style)
+    panes[0].set_ylabel(f"validation {_name_of_score(points)} (%)")
     figure.suptitle(title_of(len(point["scores"]) for point in points), fontsize=8)
     return legend(figure, columns=4)
+
+
+def _draw_scales(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
+    size = _usual(points, SIZE)
+    _draw_tasks(axes, [point for point in points if point[SIZE] == size], SCALE, style)
+    axes.set_xlabel("standard deviation of the first weights")
+    axes.set_title(f"Initialization, size {size:g}")
+
+
+def _draw_sizes(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
+    scale = _usual(points, SCALE)
+    _draw_tasks(axes, [point for point in points if point[SCALE] == scale], SIZE, style)
+    axes.set_xlabel("adapter size r")
+    axes.set_title(f"Size, standard deviation {scale:g}")
+    averages = means(points)
+    if len(style) > 1 and averages:
+        sizes, values = [*averages], [*averages.values()]
+        axes.plot(sizes, values, color="black", linestyle="--", label="mean over tasks")
+    ticks = sorted({point[SIZE] for point in points})
+    axes.set_xticks(ticks, [f"{size:g}" for size in ticks], minor=False)
+    axes.minorticks_off()
+
+
+def _draw_tasks(axes: Axes, points: Points, axis: str, style: Mapping[str, Style]) -> None:
+    """Draw a curve for each task, on a logarithmic axis."""
+    for task in style:
+        curve = [point for point in points if point["task"] == task]
+        if curve:
+            draw_curve(axes, curve, axis, label=proper_name(task), **style[task])
+    axes.set_xscale("log")
+
+
+def _name_of_score(points: Points) -> str:
+    """Return the score's name, or "score" if there are several."""
+    if all(point["score"].endswith("accuracy") for point in points):
+        return "accuracy"
+    names = {proper_name(point["score"]) for point in points}
+    return names.pop() if len(names) == 1 else "score"

@@ -1,10 +1,10 @@
-"""How much the score depends on the seed and on the lengths of pretraining and fine-tuning, with
-adapters and without.
+"""How much the score depends on the seed and on the lengths of pretraining and fine-tuning.
 
-Han et al. 2021. Figure 2 and the appendix's on MNLI: the distribution over the seeds as box plots,
-of each run's best epoch and of its last one, which shows runs that collapsed. Figure 3: the
-gradient's norm by layer and step, of runs of recipes/studies/gradient_norms.py. Runs that started from
-checkpoints of mlm.py (folders checkpoint-N) have figures 4, 9, 10, 1 and 13.
+Han et al. 2021, with adapters and without. Figure 2 and the appendix's on MNLI: the distribution
+over the seeds as box plots, of each run's best epoch and of its last one, which shows runs that
+collapsed. Its standard deviation and interquartile range are printed. Figure 3: the gradient's norm
+by layer and step, of runs of recipes/studies/gradient_norms.py. Runs that started from checkpoints
+of mlm.py (folders checkpoint-N) have figures 4, 9, 10, 1 and 13.
 
 In figures 9 and 10, each number of epochs is a run of its own in the paper. If there are runs with
 several numbers of epochs, so it is here. Otherwise the epochs of a run are drawn: they share one
@@ -18,26 +18,33 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, PINK, RED, SKY, plt, save
 from common.scores import proper_name
-from figures.drawing import Rows, legend, panels, seeds_of, write_lines
+from figures.drawing import Point, Points, Style, legend, panels, seeds_of, write_points
 from figures.gradients import FILE
-from results.lines import Results, arrange, best_cell, finished, in_percent
+from results.lines import arrange, best_cell
+from results.read import Results, finished, in_percent
 from sweeping.runs import CHOSEN
 
 
 NAMES = {"full": "full fine-tuning", "houlsby": "adapters"}
-# In the figure of the gradients, whose other lines are layers.
-OTHERS = {"classifier": RED, "pooler": PINK, "embeddings": SKY}
-Starts = Mapping[tuple[str, int, str], Sequence[Results]]  # task, steps of pretraining, method
+# In the figure of the gradients, whose other curves are layers.
+OUTSIDE_LAYERS = {"classifier": RED, "pooler": PINK, "embeddings": SKY}
+MAX_MARKERS = 20  # on a curve; with more points, it has none
+
+Start = tuple[str, int, str]  # task, steps of pretraining, method
+Starts = Mapping[Start, Sequence[Results]]
 Curve = Mapping[float, float]
+Curves = Mapping[str, Curve]  # by name
+Boxes = Mapping[str, Mapping[str, Sequence[float]]]  # scores by group and kind
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -45,211 +52,266 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    starts = by_start([one for one in finished(folder) if one["task"] != "mlm"])
-    rows = summarize(starts)
-    write_lines(folder / "stability.jsonl", rows)
+    starts = by_start(run for run in finished(folder) if run["task"] != "mlm")
+    points = summarize(starts)
+    write_points(folder / "stability.jsonl", points)
     for task in dict.fromkeys(task for task, _, _ in starts):
-        own = [row for row in rows if row["task"] == task]
-        save(draw_seeds(own), folder / f"stability_{task}")
-        norms = {NAMES[method]: read_norms(starts.get((task, 0, method), ())) for method in NAMES}
-        if norms := {name: found for name, found in norms.items() if found}:
-            figure = draw_lines(
-                norms, proper_name(task), "step", "norm of the gradient", yscale="log"
-            )
+        of_task = [point for point in points if point["task"] == task]
+        print_spread(of_task)
+        save(draw_seeds(of_task), folder / f"stability_{task}")
+        norms = norms_by_method(task, starts)
+        if norms:
+            figure = draw_curves(norms, proper_name(task), "step", "norm of the gradient")
+            for axes in figure.axes:
+                axes.set_yscale("log")
             save(figure, folder / f"gradient_norms_{task}")
-        if any(row["pretraining_steps"] for row in own):
-            save(draw_lengths(own), folder / f"pretraining_{task}")
-            save(draw_epochs(own), folder / f"epochs_{task}")
-            save(draw_curves(own), folder / f"learning_curves_{task}")
+        if any(point["pretraining_steps"] for point in of_task):
+            save(draw_lengths(of_task), folder / f"pretraining_{task}")
+            save(draw_epochs(of_task), folder / f"epochs_{task}")
+            save(draw_learning_curves(of_task), folder / f"learning_curves_{task}")
 
 
 def by_start(results: Iterable[Results]) -> Starts:
-    """Return the runs by task, steps of pretraining and method, at the learning rate that
-    validation has chosen.
-    """
-    found: dict[tuple[str, int, str], list[Results]] = defaultdict(list)
-    for one in (one for one in results if one["method"] in NAMES):
-        checkpoint = re.search(
-            r"checkpoint-(\d+)$", one["arguments"]["init_adapter"] or one["model"]
-        )
-        found[one["task"], int(checkpoint[1]) if checkpoint else 0, one["method"]].append(one)
-    for start, runs in found.items():
-        if len(rows := arrange(runs, CHOSEN)) > 1:
-            raise RecipeError(
-                f"Each of these rows needs a folder of its own: {'; '.join(row.label for row in rows)}."
-            )
+    """Return the runs by their start, at the learning rate that validation has chosen."""
+    starts: dict[Start, list[Results]] = defaultdict(list)
+    for run in results:
+        if run["method"] in NAMES:
+            starts[run["task"], pretraining_steps(run), run["method"]].append(run)
+    for start, runs in starts.items():
+        lines = arrange(runs, CHOSEN)
+        if len(lines) > 1:
+            labels = "; ".join(line.label for line in lines)
+            raise RecipeError(f"Each of these lines needs a folder of its own: {labels}.")
         rate = _chosen(runs)[0]["arguments"]["learning_rate"]
-        found[start] = [one for one in runs if one["arguments"]["learning_rate"] == rate]
-    return dict(sorted(found.items()))
+        starts[start] = [run for run in runs if run["arguments"]["learning_rate"] == rate]
+    return dict(sorted(starts.items()))
+
+
+def pretraining_steps(run: Results) -> int:
+    """Return the steps of the checkpoint that a run started from, 0 if there is none."""
+    name = run["arguments"]["init_adapter"] or run["model"]
+    checkpoint = re.search(r"checkpoint-(\d+)$", name)
+    return int(checkpoint[1]) if checkpoint else 0
 
 
 def _chosen(runs: Sequence[Results]) -> list[Results]:
     return [*best_cell(runs, CHOSEN).seeds.values()]
 
 
-def summarize(starts: Starts) -> list[dict[str, Any]]:
-    """Return a row per start: the chosen rate, the scores by seed of the best and of the last epoch
-    in percent, and the mean score by number of epochs. The best epoch of a run hides a later
-    collapse.
+def summarize(starts: Starts) -> list[Point]:
+    """Return a point per start: the chosen values, and the scores in percent.
+
+    They are by seed, of the best and of the last epoch, and by number of epochs, as the mean over
+    the seeds. The best epoch of a run hides a later collapse.
     """
-    rows = []
+    points = []
     for (task, steps, method), runs in starts.items():
         chosen = _chosen(runs)
-        rows.append({
-            "task": task, "method": method, "pretraining_steps": steps, "score": chosen[0]["chosen_by"],
-            **{name: chosen[0]["arguments"].get(name) for name in CHOSEN},
-            "scores": {one["seed"]: in_percent(one, one["best_scores"]) for one in chosen},
-            "last": {one["seed"]: in_percent(one, one["epochs"][-1]) for one in chosen},
-            "by_epochs": by_epochs(runs),
-        })  # fmt: skip
-    return rows
+        point: Point = {"task": task, "method": method, "pretraining_steps": steps}
+        point["score"] = chosen[0]["chosen_by"]
+        for name in CHOSEN:
+            point[name] = chosen[0]["arguments"].get(name)
+        point["scores"] = {run["seed"]: in_percent(run, run["best_scores"]) for run in chosen}
+        point["last"] = {run["seed"]: in_percent(run, run["epochs"][-1]) for run in chosen}
+        point["by_epochs"] = by_epochs(runs)
+        points.append(point)
+    return points
 
 
 def by_epochs(runs: Sequence[Results]) -> dict[float, float]:
-    """Return the mean score over the seeds, in percent, by number of epochs: after the last epoch
-    if there are runs with several numbers of epochs, otherwise after each epoch that all runs have.
+    """Return the mean score over the seeds, in percent, by number of epochs.
+
+    If there are runs with several numbers of epochs, it is after their last one, otherwise after
+    each epoch that all runs have.
     """
     scores: dict[float, list[float]] = defaultdict(list)
-    separate = len({one["arguments"].get("num_train_epochs") for one in runs}) > 1
-    for one in runs:
-        for entry in one["epochs"][-1:] if separate else one["epochs"]:
-            scores[entry["epoch"]].append(in_percent(one, entry))
-    return {
-        at: mean(own) for at, own in sorted(scores.items()) if separate or len(own) == len(runs)
-    }
+    separate = len({run["arguments"].get("num_train_epochs") for run in runs}) > 1
+    for run in runs:
+        evaluations = run["epochs"][-1:] if separate else run["epochs"]
+        for evaluation in evaluations:
+            scores[evaluation["epoch"]].append(in_percent(run, evaluation))
+    means = {}
+    for epoch in sorted(scores):
+        if separate or len(scores[epoch]) == len(runs):
+            means[epoch] = mean(scores[epoch])
+    return means
 
 
-def read_norms(runs: Iterable[Results]) -> dict[str, Curve]:
+def print_spread(points: Points) -> None:
+    """Print the standard deviation over the seeds and the interquartile range, as the paper does."""
+    for point in points:
+        for epoch, scores in (("best", point["scores"]), ("last", point["last"])):
+            values = [*scores.values()]
+            print(f"{proper_name(point['task'])}, {_name(point)}, {epoch} epoch: {spread(values)}")
+
+
+def spread(scores: Sequence[float]) -> str:
+    """Return the mean, the standard deviation and the interquartile range of scores as text."""
+    if len(scores) == 1:
+        return f"{scores[0]:.2f}, one seed"
+    first, third = np.percentile(scores, [25, 75])
+    return (
+        f"mean {mean(scores):.2f}, standard deviation {stdev(scores):.2f}, "
+        f"interquartile range {third - first:.2f}, {len(scores)} seeds"
+    )
+
+
+def norms_by_method(task: str, starts: Starts) -> dict[str, dict[str, dict[int, float]]]:
+    """Return the gradients' norms of the runs that started from the encoder alone, if recorded."""
+    by_method = {}
+    for method, name in NAMES.items():
+        norms = read_norms(starts.get((task, 0, method), ()))
+        if norms:
+            by_method[name] = norms
+    return by_method
+
+
+def read_norms(runs: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     """Return the median over the runs of the gradient's norm, by layer and step."""
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in runs:
-        path = Path(one["folder"], FILE)
-        # Runs of another command have no such file. A resumed run may have a step twice.
-        rows = map(json.loads, path.read_text().splitlines() if path.is_file() else ())
-        for row in {row["step"]: row for row in rows}.values():
-            for layer, norm in row["norms"].items():
+    norms: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for step, by_layer in _norms_of(Path(run["folder"], FILE)).items():
+            for layer, norm in by_layer.items():
                 name = layer.rpartition(".")[2]
-                found[f"layer {name}" if name.isdigit() else name][row["step"]].append(norm)
-    return {
-        layer: {step: median(norms) for step, norms in steps.items()}
-        for layer, steps in found.items()
-    }
+                if name.isdigit():
+                    name = f"layer {name}"
+                norms[name][step].append(norm)
+    medians: dict[str, dict[int, float]] = {}
+    for layer, by_step in norms.items():
+        medians[layer] = {step: median(of_runs) for step, of_runs in by_step.items()}
+    return medians
 
 
-def draw_seeds(rows: Rows) -> Figure:
+def _norms_of(path: Path) -> dict[int, dict[str, float]]:
+    """Return the norms that a run has recorded, by step and layer.
+
+    Runs of another command have no such file. A resumed run may have a step twice.
+    """
+    if not path.is_file():
+        return {}
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return {record["step"]: record["norms"] for record in records}
+
+
+def _name(point: Mapping[str, Any]) -> str:
+    """Return the method of a start, and its steps of pretraining if there are some."""
+    name = NAMES[point["method"]]
+    steps = point["pretraining_steps"]
+    return f"{name}, {steps:,} steps first" if steps else name
+
+
+def draw_seeds(points: Points) -> Figure:
     """Draw the distribution over the seeds, of the best and of the last epoch (figure 2)."""
-    steps = [
-        f", {row['pretraining_steps']:,} steps first" if row["pretraining_steps"] else ""
-        for row in rows
-    ]
-    boxes = {
-        NAMES[row["method"]] + of: {
-            "best epoch": [*row["scores"].values()],
-            "last epoch": [*row["last"].values()],
-        }
-        for row, of in zip(rows, steps, strict=True)
-    }
-    title = f"{proper_name(rows[0]['task'])}, {seeds_of(len(row['scores']) for row in rows)}"
-    return draw_boxes(boxes, title, _score(rows))
+    boxes = {}
+    for point in points:
+        best, last = [*point["scores"].values()], [*point["last"].values()]
+        boxes[_name(point)] = {"best epoch": best, "last epoch": last}
+    seeds = seeds_of(len(point["scores"]) for point in points)
+    return draw_boxes(boxes, f"{_task(points)}, {seeds}", _score(points))
 
 
-def draw_lengths(rows: Rows) -> Figure:
-    """Draw the distribution over the lengths of pretraining (figure 4). A point is the mean over
-    the seeds after the last epoch, from one length.
+def draw_lengths(points: Points) -> Figure:
+    """Draw the distribution over the lengths of pretraining (figure 4).
+
+    A point is the mean over the seeds after the last epoch, from one length.
     """
-    rows = [row for row in rows if row["pretraining_steps"]]
-    lengths = sorted({row["pretraining_steps"] for row in rows})
-    name = f"{len(lengths)} lengths of pretraining,\n{lengths[0]:,} to {lengths[-1]:,} steps"
-    boxes: dict[str, list[float]] = {}
-    for row in rows:
-        boxes.setdefault(NAMES[row["method"]], []).append(mean(row["last"].values()))
-    return draw_boxes(
-        {name: boxes}, f"{proper_name(rows[0]['task'])}, after the last epoch", _score(rows)
-    )
+    pretrained = [point for point in points if point["pretraining_steps"]]
+    lengths = sorted({point["pretraining_steps"] for point in pretrained})
+    group = f"{len(lengths)} lengths of pretraining,\n{lengths[0]:,} to {lengths[-1]:,} steps"
+    boxes: dict[str, list[float]] = defaultdict(list)
+    for point in pretrained:
+        boxes[NAMES[point["method"]]].append(mean(point["last"].values()))
+    title = f"{_task(points)}, after the last epoch"
+    return draw_boxes({group: boxes}, title, _score(points))
 
 
-def draw_epochs(rows: Rows) -> Figure:
-    """Draw the distribution over the epochs of fine-tuning by steps of pretraining (figures 9 and
-    10).
-    """
-    boxes: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        of_length = boxes.setdefault(f"{row['pretraining_steps']:,} steps", {})
-        of_length[NAMES[row["method"]]] = [*row["by_epochs"].values()]
-    last = max(max(row["by_epochs"]) for row in rows)
-    title = f"{proper_name(rows[0]['task'])}, up to {last:g} epochs of fine-tuning"
-    return draw_boxes(boxes, title, _score(rows), "pretraining")
+def draw_epochs(points: Points) -> Figure:
+    """Draw the distribution over the epochs of fine-tuning by pretraining (figures 9 and 10)."""
+    boxes: dict[str, dict[str, list[float]]] = defaultdict(dict)
+    last = 0.0
+    for point in points:
+        length = f"{point['pretraining_steps']:,} steps"
+        boxes[length][NAMES[point["method"]]] = [*point["by_epochs"].values()]
+        last = max([last, *point["by_epochs"]])
+    title = f"{_task(points)}, up to {last:g} epochs of fine-tuning"
+    return draw_boxes(boxes, title, _score(points), "pretraining")
 
 
-def draw_curves(rows: Rows) -> Figure:
-    """Draw the mean score over the seeds by epochs of fine-tuning, a line per length of pretraining
-    (figures 1 and 13).
-    """
-    lines: dict[str, dict[str, Curve]] = {}
-    for row in sorted(rows, key=lambda row: row["method"]):
-        lines.setdefault(NAMES[row["method"]], {})[f"{row['pretraining_steps']:,} steps"] = row[
-            "by_epochs"
-        ]
-    return draw_lines(
-        lines, proper_name(rows[0]["task"]), "epochs of fine-tuning", _score(rows), "pretraining"
-    )
+def draw_learning_curves(points: Points) -> Figure:
+    """Draw the mean score by epochs of fine-tuning and length of pretraining (figures 1 and 13)."""
+    curves: dict[str, dict[str, Curve]] = defaultdict(dict)
+    for point in sorted(points, key=lambda point: point["method"]):
+        length = f"{point['pretraining_steps']:,} steps"
+        curves[NAMES[point["method"]]][length] = point["by_epochs"]
+    x, y = "epochs of fine-tuning", _score(points)
+    return draw_curves(curves, _task(points), x, y, "pretraining")
 
 
-def draw_boxes(
-    boxes: Mapping[str, Mapping[str, Sequence[float]]],
-    title: str,
-    score: str,
-    groups: str | None = None,
-) -> Figure:
+def draw_boxes(boxes: Boxes, title: str, score: str, groups: str | None = None) -> Figure:
     """Draw box plots: a group for each name, a box for each kind, all scores as points."""
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 + 0.3 * max(2, len(boxes))))
     kinds = [*dict.fromkeys(kind for group in boxes.values() for kind in group)]
     for number, (kind, color) in enumerate(zip(kinds, COLORS, strict=False)):
         shift = 0.4 * (number - (len(kinds) - 1) / 2)
-        scores = {
-            place + shift: group[kind]
-            for place, group in enumerate(boxes.values())
-            if kind in group
-        }
-        axes.boxplot(
-            [*scores.values()], positions=[*scores], widths=0.35, showfliers=False, patch_artist=True, label=kind,
-            boxprops={"facecolor": color, "alpha": 0.4}, medianprops={"color": "black"}, manage_ticks=False,
-            orientation="horizontal",
-        )  # fmt: skip
-        for place, values in scores.items():
-            axes.plot(values, [place] * len(values), ".", color="black", markersize=3, alpha=0.6)
+        scores = {}
+        for place, group in enumerate(boxes.values()):
+            if kind in group:
+                scores[place + shift] = group[kind]
+        _draw_kind(axes, scores, kind, color)
     axes.set(yticks=range(len(boxes)), yticklabels=boxes, ylim=(len(boxes) - 0.5, -0.5))
     axes.set(title=title, xlabel=score, ylabel=groups)
     return legend(figure)
 
 
-def draw_lines(
-    lines: Mapping[str, Mapping[str, Curve]],
-    task: str,
-    x: str,
-    y: str,
-    title: str | None = None,
-    **options: Any,
+def _draw_kind(axes: Axes, scores: Mapping[float, Sequence[float]], kind: str, color: str) -> None:
+    """Draw the boxes of one kind, by their height in the figure."""
+    axes.boxplot(
+        [*scores.values()],
+        positions=[*scores],
+        widths=0.35,
+        showfliers=False,
+        patch_artist=True,
+        label=kind,
+        boxprops={"facecolor": color, "alpha": 0.4},
+        medianprops={"color": "black"},
+        manage_ticks=False,
+        orientation="horizontal",
+    )
+    for height, values in scores.items():
+        heights = [height] * len(values)
+        axes.plot(values, heights, ".", color="black", markersize=3, alpha=0.6)
+
+
+def draw_curves(
+    by_method: Mapping[str, Curves], task: str, x: str, y: str, title: str | None = None
 ) -> Figure:
-    """Draw a panel per method, with lines from dark (first) to bright (last); OTHERS are dashed."""
-    figure, axes = panels(len(lines), sharey=True)
-    for own, (method, curves) in zip(axes, lines.items(), strict=True):
-        shaded = [name for name in curves if name not in OTHERS]
-        shades = zip(shaded, plt.get_cmap("viridis")(np.linspace(0, 0.9, len(shaded))), strict=True)
-        styles = {name: {"color": color} for name, color in shades}
-        styles |= {name: {"color": color, "linestyle": "--"} for name, color in OTHERS.items()}
+    """Draw a panel per method, with curves from dark (first) to bright (last)."""
+    figure, panes = panels(len(by_method), sharey=True)
+    for axes, (method, curves) in zip(panes, by_method.items(), strict=True):
+        style = _shades(curves)
         for name, curve in curves.items():
-            own.plot(
-                [*curve],
-                [*curve.values()],
-                marker="." if len(curve) <= 20 else "",
-                label=name,
-                **styles[name],
-            )
-        own.set(title=f"{task}, {method}", xlabel=x, **options)
-    axes[0].set_ylabel(y)
+            marker = "." if len(curve) <= MAX_MARKERS else ""
+            axes.plot([*curve], [*curve.values()], marker=marker, label=name, **style[name])
+        axes.set(title=f"{task}, {method}", xlabel=x)
+    panes[0].set_ylabel(y)
     return legend(figure, columns=6, title=title)
 
 
-def _score(rows: Rows) -> str:
-    return f"{proper_name(rows[0]['score'])} (%)"
+def _shades(names: Iterable[str]) -> dict[str, Style]:
+    """Return a shade for each curve; those outside the layers are dashed."""
+    shaded = [name for name in names if name not in OUTSIDE_LAYERS]
+    shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(shaded)))
+    style: dict[str, Style] = {}
+    for name, shade in zip(shaded, shades, strict=True):
+        style[name] = {"color": shade}
+    for name, color in OUTSIDE_LAYERS.items():
+        style[name] = {"color": color, "linestyle": "--"}
+    return style
+
+
+def _task(points: Points) -> str:
+    return proper_name(points[0]["task"])
+
+
+def _score(points: Points) -> str:
+    return f"{proper_name(points[0]['score'])} (%)"

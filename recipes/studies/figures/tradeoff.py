@@ -1,14 +1,15 @@
-"""Score against trained parameters: adapters of all sizes, top layers, layer norms, LoRA, beside
-    full fine-tuning.
+"""Score against trained parameters: adapters of all sizes, top layers, layer norms, LoRA.
 
-Houlsby et al. 2019, figures 1, 3, 4 and, on SQuAD, 5. With several tasks, scores are relative to
-full fine-tuning if it has runs on all of them; lines are medians over the tasks, with MNLI's two
-splits as two, and bands extend from the 20th to the 80th percentile. With one task, or a panel for
-each with --each, they are means over the seeds and one standard error.
+Houlsby et al. 2019, figures 1, 3, 4 and, on SQuAD, 5, with full fine-tuning beside. With several
+tasks, scores are relative to full fine-tuning if it has runs on all of them; curves are medians
+over the tasks, with MNLI's two splits as two, and bands extend from the 20th to the 80th
+percentile. With one task, or a panel for each with --each, they are means over the seeds and one
+standard error.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -22,18 +23,21 @@ from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.scores import proper_name
 from figures.drawing import (
-    Rows,
+    Point,
+    Points,
+    Style,
     band,
-    draw_line,
+    draw_curve,
     legend,
     panels,
     seeds_of,
     show_counts,
     styles,
-    write_lines,
+    write_points,
 )
 from results.additional import counted_once
-from results.lines import Row, arrange, columns, finished
+from results.lines import Cell, Columns, TableLine, arrange, columns
+from results.read import Results, finished
 from sweeping.runs import CHOSEN
 
 
@@ -47,8 +51,19 @@ NAMES = {
     "linear": "head only",
     "full": FULL,
 }
-# As printed on a point, and the flag.
+# The letter that is printed on a point, and the argument.
 SIZE_OF = {"houlsby": ("r", "r"), "lora": ("r", "lora_r"), "top_k": ("k", "top_k")}
+
+Scores = Mapping[str, Mapping[int, float]]  # by column and seed
+
+
+@dataclass
+class Size:
+    """A method at one size: a line of the table, with its cells and scores by column."""
+
+    line: TableLine
+    cells: Mapping[str, Cell]
+    scores: Scores
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -65,132 +80,197 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    rows = arrange(finished(folder), CHOSEN)
-    shown = columns(rows, arguments.score)
-    once = counted_once(task for task, _ in shown.values())
-    shown = {
-        name: column
-        for name, column in shown.items()
-        if column[0] in once and (name != "WNLI" or len(once) == 1)
-    }
-    points = summarize(rows, shown, arguments.split, arguments.each or len(shown) == 1)
-    write_lines(folder / "tradeoff.jsonl", points)
+    lines = arrange(finished(folder), CHOSEN)
+    shown = _drawn_columns(columns(lines, arguments.score))
+    each = arguments.each or len(shown) == 1
+    points = summarize(lines, shown, arguments.split, each)
+    write_points(folder / "tradeoff.jsonl", points)
     save(draw(points, arguments.split), folder / "tradeoff")
 
 
-def summarize(
-    rows: Sequence[Row],
-    shown: Mapping[str, tuple[str, str]],
-    split: str = "validation",
-    each: bool = False,
-) -> list[dict[str, Any]]:
-    """Return a point per panel, method and size: its trained parameters, and the low, middle and
-        high score.
+def _drawn_columns(shown: Columns) -> dict[str, tuple[str, str]]:
+    """Return the columns without the second one of a task, and without WNLI beside others."""
+    tasks = counted_once(task for task, _ in shown.values())
+    drawn = {name: column for name, column in shown.items() if column[0] in tasks}
+    if len(tasks) > 1:
+        drawn.pop("WNLI", None)
+    return drawn
 
-    A size without runs on all tasks is left out of a median, as one over fewer tasks is no point of
-    the same line.
+
+def summarize(
+    lines: Sequence[TableLine], shown: Columns, split: str = "validation", each: bool = False
+) -> list[Point]:
+    """Return a point per method and size, or with `each` one per task as well.
+
+    A point has trained parameters, and the low, middle and high score. A size without runs on all
+    tasks is left out of a median: one over fewer tasks would be no point of the same curve.
     """
-    found = []
-    for row in rows:
-        cells = {name: cell for name, column in shown.items() if (cell := row.cell(*column))}
-        scores = row.scores(shown, split)
-        if not each and (missing := shown.keys() - scores.keys()):
-            print(f"{row.label}: left out, as it has no run on {', '.join(sorted(missing))}")
-        elif scores:
-            found.append((row, cells, scores))
-    if not found:
-        raise RecipeError(
-            f"No size has runs on all of {', '.join(shown)}. Make them with recipes/studies/sweep.py."
-        )
-    full = next((scores for row, _, scores in found if row.method == "full"), None)
+    sizes = _complete_sizes(lines, shown, split, each)
     points = []
-    for row, cells, scores in found:
-        for panel, own in (
-            {name: {name: values} for name, values in scores.items()}.items()
-            if each
-            else [("", scores)]
-        ):
-            if each:
-                values = band([*own[panel].values()])
-            else:
-                changes = [
-                    mean(of.values()) - (mean(full[name].values()) if full else 0)
-                    for name, of in own.items()
-                ]
-                values = dict(
-                    zip(
-                        ("low", "middle", "high"),
-                        np.percentile(changes, [20, 50, 80]).tolist(),
-                        strict=True,
-                    )
-                )
-            runs = [run for name in own for run in cells[name].seeds.values()]
-            letter, flag = SIZE_OF.get(row.method, ("", ""))
-            points.append({
-                "panel": panel, "series": series(row), "size": flag and f"{letter}={runs[0]['arguments'][flag]}",
-                "learning_rates": sorted({run["arguments"]["learning_rate"] for run in runs}),
-                "trained_parameters": round(mean(run["trainable_parameters"] for run in runs)), **values,
-                "relative": bool(full) and not each, "score": shown[panel][1] if each else "score",
-                "scores": {name: [*of.values()] for name, of in own.items()},
-            })  # fmt: skip
+    if each:
+        for size in sizes:
+            for name, scores in size.scores.items():
+                values = band([*scores.values()])
+                facts = {"panel": name, "relative": False, "score": shown[name][1]}
+                points.append(_point(size, [name], values) | facts)
+    else:
+        full = _scores_of_full(sizes)
+        for size in sizes:
+            values = percentiles(size.scores, full)
+            facts = {"panel": "", "relative": full is not None, "score": "score"}
+            points.append(_point(size, [*size.scores], values) | facts)
     if len({(point["panel"], point["series"], point["size"]) for point in points}) < len(points):
-        raise RecipeError(
-            f"Each of these rows needs a folder of its own: {'; '.join(row.label for row in rows)}."
-        )
+        labels = "; ".join(line.label for line in lines)
+        raise RecipeError(f"Each of these lines needs a folder of its own: {labels}.")
     return sorted(points, key=lambda point: point["trained_parameters"])
 
 
-def series(row: Row) -> str:
-    """Return the name of a row's line in the figure."""
-    own = next(iter(row.cells.values())).best["arguments"] if row.method == "houlsby" else {}
-    kind = "" if own.get("kind", "houlsby") == "houlsby" else f", {own['kind']}"
-    shared = f", shared by {own['share_layers']} layers" if own.get("share_layers") else ""
-    return NAMES.get(row.method, row.method) + kind + shared
+def _complete_sizes(
+    lines: Sequence[TableLine], shown: Columns, split: str, each: bool
+) -> list[Size]:
+    """Return the sizes that have scores; without `each`, those that have them on all tasks."""
+    sizes = []
+    for line in lines:
+        scores = line.scores(shown, split)
+        missing = sorted(shown.keys() - scores.keys())
+        if missing and not each:
+            print(f"{line.label}: left out, as it has no run on {', '.join(missing)}")
+        elif scores:
+            sizes.append(Size(line, line.cells_of(shown), scores))
+    if not sizes:
+        raise RecipeError(
+            f"No size has runs on all of {', '.join(shown)}. Make them with "
+            "recipes/studies/sweep.py."
+        )
+    return sizes
 
 
-def draw(points: Rows, split: str = "validation") -> Figure:
-    """Draw a line and a band per series; a series of one point is a marker with a bar."""
-    names, order = [*dict.fromkeys(point["panel"] for point in points)], [*NAMES.values()]
-    figure, axes = panels(len(names), COLUMN, most=2)
-    lines = {point["series"] for point in points}
-    style = styles(sorted(lines, key=lambda name: (order.index(name.partition(", ")[0]), name)))
-    for own_axes, name in zip(axes, names, strict=True):
-        _draw_panel(own_axes, [point for point in points if point["panel"] == name], style, split)
+def _scores_of_full(sizes: Sequence[Size]) -> Scores | None:
+    """Return the scores of full fine-tuning, if there are some."""
+    for size in sizes:
+        if size.line.method == "full":
+            return size.scores
+    return None
+
+
+def percentiles(scores: Scores, base: Scores | None) -> dict[str, float]:
+    """Return the 20th, 50th and 80th percentile over the tasks of the mean scores.
+
+    With `base`, it is those of the differences to its mean scores.
+    """
+    changes = []
+    for name, of_seeds in scores.items():
+        change = mean(of_seeds.values())
+        if base is not None:
+            change -= mean(base[name].values())
+        changes.append(change)
+    low, middle, high = np.percentile(changes, [20, 50, 80]).tolist()
+    return {"low": low, "middle": middle, "high": high}
+
+
+def _point(size: Size, names: Sequence[str], values: Mapping[str, float]) -> Point:
+    """Return the point of a size over some columns."""
+    runs: list[Results] = []
+    for name in names:
+        runs += size.cells[name].seeds.values()
+    return {
+        "series": series(size.line.method, runs[0]["arguments"]),
+        "size": _printed_size(size.line.method, runs[0]["arguments"]),
+        "learning_rates": sorted({run["arguments"]["learning_rate"] for run in runs}),
+        "trained_parameters": round(mean(run["trainable_parameters"] for run in runs)),
+        **values,
+        "scores": {name: [*size.scores[name].values()] for name in names},
+    }
+
+
+def _printed_size(method: str, arguments: Mapping[str, Any]) -> str:
+    """Return what is printed on a point, such as r=64; nothing for a method without sizes."""
+    if method not in SIZE_OF:
+        return ""
+    letter, argument = SIZE_OF[method]
+    return f"{letter}={arguments[argument]}"
+
+
+def series(method: str, arguments: Mapping[str, Any]) -> str:
+    """Return the name of a method's curve in the figure."""
+    name = NAMES.get(method, method)
+    if method == "houlsby":
+        kind = arguments.get("kind", "houlsby")
+        if kind != "houlsby":
+            name += f", {kind}"
+        if arguments.get("share_layers"):
+            name += f", shared by {arguments['share_layers']} layers"
+    return name
+
+
+def draw(points: Points, split: str = "validation") -> Figure:
+    """Draw a curve and a band per series; a series of one point is a marker with a bar."""
+    order = [*NAMES.values()]
+    names = {point["series"] for point in points}
+    style = styles(sorted(names, key=lambda name: (order.index(name.partition(", ")[0]), name)))
+    by_panel: dict[str, list[Mapping[str, Any]]] = {}
+    for point in points:
+        by_panel.setdefault(point["panel"], []).append(point)
+    figure, panes = panels(len(by_panel), COLUMN, most=2)
+    for axes, in_panel in zip(panes, by_panel.values(), strict=True):
+        _label_panel(axes, in_panel, split)
+        _draw_panel(axes, in_panel, style)
     return legend(figure)
 
 
-def _draw_panel(axes: Axes, points: Rows, style: Mapping[str, Any], split: str) -> None:
-    relative, tasks = (
-        points[0]["relative"],
-        [*dict.fromkeys(task for point in points for task in point["scores"])],
-    )
+def _label_panel(axes: Axes, points: Points, split: str) -> None:
+    """Say which scores a panel shows, of which tasks."""
     score = points[0]["score"]
-    seeds = seeds_of(len(values) for point in points for values in point["scores"].values())
-    axes.set(
-        xlabel="trained parameters per task",
-        title=f"{len(tasks)} tasks, {seeds}:\nmedian, 20th to 80th percentile" if len(tasks) > 1
-        else f"{proper_name(tasks[0])}, {seeds}",
-        ylabel="difference to full fine-tuning (points)" if relative
-        else f"{split} {proper_name(score)}{'' if score.endswith('loss') else ' (%)'}",
-    )  # fmt: skip
+    tasks: list[str] = []
+    counts: list[int] = []
+    for point in points:
+        tasks += [task for task in point["scores"] if task not in tasks]
+        counts += [len(values) for values in point["scores"].values()]
+    if len(tasks) > 1:
+        title = f"{len(tasks)} tasks, {seeds_of(counts)}:\nmedian, 20th to 80th percentile"
+    else:
+        title = f"{proper_name(tasks[0])}, {seeds_of(counts)}"
+    unit = "" if score.endswith("loss") else " (%)"
+    label = f"{split} {proper_name(score)}{unit}"
+    if points[0]["relative"]:
+        label = "difference to full fine-tuning (points)"
+    axes.set(xlabel="trained parameters per task", ylabel=label, title=title)
+
+
+def _draw_panel(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
+    relative = points[0]["relative"]
     if relative:
         points = [point for point in points if point["series"] != FULL]
     for name in style:
-        own = [point for point in points if point["series"] == name]
-        if own:
-            draw_line(axes, own, "trained_parameters", label=name, **style[name])
-        before = 0
-        for point in (point for point in own if point["size"]):
-            x = point["trained_parameters"]
-            if x >= 1.5 * before:  # otherwise the names would lie over one another
-                before, color = x, style[name]["color"]
-                axes.annotate(point["size"], (x, point["middle"]), (0, 4), textcoords="offset points", ha="center",
-                              fontsize=5, color=color)  # fmt: skip
+        curve = [point for point in points if point["series"] == name]
+        if curve:
+            draw_curve(axes, curve, "trained_parameters", label=name, **style[name])
+            _print_sizes(axes, curve, style[name]["color"])
     if relative:
         axes.axhline(0, color="black", linestyle="--", linewidth=0.8, label=FULL)
     show_counts(axes)
-    sizes = [point["trained_parameters"] for point in points]
-    # Powers of ten alone would leave a narrow range without a number.
-    axes.xaxis.set_major_locator(
-        LogLocator(subs=(1,) if max(sizes) > 100 * min(sizes) else (1, 2, 5))
-    )
+    _mark_counts(axes, [point["trained_parameters"] for point in points])
+
+
+def _print_sizes(axes: Axes, curve: Points, color: str) -> None:
+    """Print the sizes on the points of a curve, as far as they do not lie over one another."""
+    last_printed = 0
+    for point in curve:
+        x = point["trained_parameters"]
+        if point["size"] and x >= 1.5 * last_printed:
+            last_printed = x
+            axes.annotate(
+                point["size"],
+                (x, point["middle"]),
+                (0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=5,
+                color=color,
+            )
+
+
+def _mark_counts(axes: Axes, counts: Sequence[int]) -> None:
+    """Mark powers of ten, and numbers between them where the range is narrow."""
+    is_wide = max(counts, default=1) > 100 * min(counts, default=1)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))

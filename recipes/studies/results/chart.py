@@ -1,6 +1,4 @@
-"""A chart of runs: a row per column of the table, a marker with its standard error per row of the
-table.
-"""
+"""A chart of runs: a column of the table is a row of markers, one for each line of the table."""
 
 from collections.abc import Sequence
 
@@ -9,39 +7,42 @@ from matplotlib.figure import Figure
 from common.figures import PAGE, plt
 from common.scores import proper_name
 from figures.drawing import legend, styles, title_of
-from results.lines import Row, columns, mean_and_error
+from results.lines import TableLine, columns
+from results.means import mean_and_error
 
 
-def draw(rows: Sequence[Row], score: str = "main") -> Figure:
-    """Draw the mean over the seeds of each row in every column that has one, with its standard
-    error.
-    """
-    shown, style = columns(rows, score), styles(row.label for row in rows)
-    step = 0.8 / len(rows)
-    figure, axes = plt.subplots(figsize=(PAGE, 0.8 + max(0.22, 0.11 * len(rows)) * len(shown)))
-    for number, row in enumerate(rows):
-        scores, shift = row.scores(shown), (number - (len(rows) - 1) / 2) * step
-        points = [(place + shift, *mean_and_error([*scores[name].values()]))
-                  for place, name in enumerate(shown) if name in scores]  # fmt: skip
-        if points:
-            places, means, errors = zip(*points, strict=True)
-            own = style[row.label] | {"linestyle": "none"}
-            axes.errorbar(
-                means,
-                places,
-                xerr=[error or 0 for error in errors],
-                label=row.label,
-                capsize=2,
-                **own,
-            )
+def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
+    """Draw each line's mean over the seeds in every column that has one, with its error."""
+    shown = columns(lines, score)
+    style = styles(line.label for line in lines)
+    height = 0.8 + max(0.22, 0.11 * len(lines)) * len(shown)
+    figure, axes = plt.subplots(figsize=(PAGE, height))
+    step = 0.8 / len(lines)  # between the markers of a column
+    for number, line in enumerate(lines):
+        shift = (number - (len(lines) - 1) / 2) * step
+        scores = line.scores(shown)
+        heights, means, errors = [], [], []
+        for place, name in enumerate(shown):
+            if name in scores:
+                mean, error = mean_and_error([*scores[name].values()])
+                heights.append(place + shift)
+                means.append(mean)
+                errors.append(error or 0)
+        if means:
+            marker = style[line.label] | {"linestyle": "none"}
+            axes.errorbar(means, heights, xerr=errors, label=line.label, capsize=2, **marker)
     axes.set_yticks(range(len(shown)), map(proper_name, shown))
     axes.set_ylim(len(shown) - 0.5, -0.5)
     for between in range(1, len(shown)):
         axes.axhline(between - 0.5, color="black", alpha=0.15, linewidth=0.5)
-    seeds = [len(cell.seeds) for row in rows for cell in row.cells.values()]
-    axes.set(
-        xlabel=f"validation {'accuracy' if score == 'accuracy' else 'score'} (%)",
-        title=title_of(seeds),
-    )
+    axes.set_xlabel(f"validation {'accuracy' if score == 'accuracy' else 'score'} (%)")
+    axes.set_title(title_of(_count_seeds(lines)))
     axes.grid(axis="x", alpha=0.3)
     return legend(figure)
+
+
+def _count_seeds(lines: Sequence[TableLine]) -> list[int]:
+    counts = []
+    for line in lines:
+        counts += [len(cell.seeds) for cell in line.cells.values()]
+    return counts

@@ -1,1 +1,1 @@
-"""Many runs of a recipe, as trials of Optuna studies. Not `sweep`, which is the name of the script."""
+"""Sweeps: the planned runs, how they are executed, and the search that chooses among them."""

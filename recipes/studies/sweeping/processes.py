@@ -44,8 +44,9 @@ def execute(
     environment: Mapping[str, str],
     stopped: Event,
 ) -> str | None:
-    """Execute a run, which inherits its lock, until it ends or is stopped; return the last lines of
-    its log if it has failed.
+    """Execute a run until it ends or is stopped; return the last lines of its log if it failed.
+
+    The run inherits its lock.
     """
     (run.folder / FLAGS).write_text(run.constant)
     with (run.folder / "log.txt").open("ab") as log:
@@ -66,8 +67,8 @@ def execute(
             _stop(process)
     if stopped.is_set() or run.finished:
         return None
-    lines = (run.folder / "log.txt").read_bytes()[start:].decode(errors="replace").splitlines()
-    lines = [line for line in lines if line.strip() and "it/s]" not in line]
+    text = (run.folder / "log.txt").read_bytes()[start:].decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip() and "it/s]" not in line]
     return "\n".join([*lines[-LAST_LINES:], f"(exit status {process.returncode}, no results.json)"])
 
 
@@ -80,44 +81,41 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def find_slots(jobs: int | None, config_file: str | None = None) -> list[dict[str, str]]:
-    """Return the environment of each of `jobs` simultaneous runs: its GPUs, one for each process of
-    the configuration, or its share of the cores. By default, there are as many runs as GPUs for
-    them, or one.
+    """Return the environment of each of `jobs` simultaneous runs.
+
+    It names a run's GPUs, one for each process of the configuration, or its share of the cores. By
+    default, there are as many runs as GPUs for them, or one.
     """
     import torch  # only here, as the import takes seconds
 
     if not torch.cuda.is_available():
-        jobs = jobs or 1
-        cores = max(1, (os.cpu_count() or 1) // jobs)  # otherwise each run would use all cores
-        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}] * jobs
+        return _share_cores(jobs or 1)
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     devices = named or [str(number) for number in range(torch.cuda.device_count())]
-    each = count_processes(config_file) if config_file else 1
-    groups = [
-        devices[start : start + each] for start in range(0, max(1, len(devices) - each + 1), each)
-    ]
-    return [
-        {"CUDA_VISIBLE_DEVICES": ",".join(groups[slot % len(groups)])}
-        for slot in range(jobs or len(groups))
-    ]
+    per_run = count_processes(config_file) if config_file else 1
+    # Devices that are too few for another run stay idle; one run starts in any case.
+    starts = range(0, max(1, len(devices) - per_run + 1), per_run)
+    visible = [",".join(devices[start : start + per_run]) for start in starts]
+    count = jobs or len(visible)
+    return [{"CUDA_VISIBLE_DEVICES": visible[slot % len(visible)]} for slot in range(count)]
+
+
+def _share_cores(jobs: int) -> list[dict[str, str]]:
+    """Return the environments of runs that would otherwise each use all cores."""
+    cores = max(1, (os.cpu_count() or 1) // jobs)
+    return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}] * jobs
 
 
 def launch_command(config_file: str | None, slots: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the command of `accelerate launch` with that file, or this machine's default, and this
-    Python.
-    """
+    """Return the command of `accelerate launch` with this Python, and that file or the default."""
     default = "one_gpu.yaml" if "CUDA_VISIBLE_DEVICES" in slots[0] else "cpu.yaml"
     config = config_file or str(CONFIGS / default)
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--quiet",
-        "--config_file",
-        config,
-    ]
-    # Simultaneous runs need different launcher ports.
-    return [*command, "--main_process_port", "0"] if count_processes(config) > 1 else command
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+    command = [*launcher, "--config_file", config]
+    if count_processes(config) > 1:
+        # Simultaneous runs need different launcher ports.
+        command += ["--main_process_port", "0"]
+    return command
 
 
 def count_processes(config_file: str) -> int:

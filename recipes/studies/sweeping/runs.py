@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,11 @@ AXES = (
 CHOICES = ("r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_epochs")
 CHOSEN = ("learning_rate", "num_train_epochs")
 # Flags that only one method uses; the other methods have one run, not one per value.
-MEANT_FOR = dict.fromkeys(("activation", "r", "share_layers", "init_std"), "houlsby") | {
+MEANT_FOR = {
+    "activation": "houlsby",
+    "r": "houlsby",
+    "share_layers": "houlsby",
+    "init_std": "houlsby",
     "top_k": "top_k",
     "lora_r": "lora",
 }
@@ -32,15 +37,19 @@ Point = dict[str, str]
 Key = TypeVar("Key", bound=Hashable)
 
 
+def is_meant_for(method: str, argument: str) -> bool:
+    """Return whether an argument changes what a method does."""
+    return MEANT_FOR.get(argument, method) == method
+
+
 @dataclass(frozen=True)
 class PlannedRun:
     """A run of a recipe, planned or finished."""
 
     folder: Path  # where results.json is written last
     recipe: Path
-    point: Point = field(
-        hash=False
-    )  # the values that the sweep varies, by flag, without the dashes
+    # The values that the sweep varies, by flag, without the dashes.
+    point: Point = field(hash=False)
     flags: tuple[str, ...]  # all others, as on the command line
 
     def at(self, point: Point) -> "PlannedRun":
@@ -54,9 +63,11 @@ class PlannedRun:
 
     @property
     def arguments(self) -> list[str]:
-        """The recipe and its flags; a run that was killed resumes where it was."""
-        values = (word for axis, value in self.point.items() for word in (f"--{axis}", value))
-        return [str(self.recipe), *values, *self.flags, "--output_dir", str(self.folder)]
+        """The recipe and its flags; a killed run resumes in its folder."""
+        words = [str(self.recipe)]
+        for axis, value in self.point.items():
+            words += [f"--{axis}", value]
+        return [*words, *self.flags, "--output_dir", str(self.folder)]
 
     @property
     def finished(self) -> bool:
@@ -69,60 +80,54 @@ class PlannedRun:
 
     @property
     def constant(self) -> str:
-        """The recipe and the flags that the sweep does not vary and that change a run, in any
-        order.
-        """
+        """The recipe and the flags that change a run and that the sweep does not vary, sorted."""
         flags = re.split(r"(?:^| )--(?=[a-z])", " ".join(self.flags).replace("=", " "))[1:]
-        kept = [
-            flag for flag in flags if (name := flag.split()[0]) == "predict" or not is_free(name)
-        ]
-        return " ".join([self.recipe.name, *sorted(kept)])
+        changing = []
+        for flag in flags:
+            name = flag.split()[0]
+            if name == "predict" or not is_free(name):
+                changing.append(flag)
+        return " ".join([self.recipe.name, *sorted(changing)])
 
     def check(self) -> None:
-        """Refuse a finished run with other flags, whose score would be compared with those of this
-        sweep.
-        """
+        """Refuse a finished run with other flags: its score would be compared with this sweep's."""
         recorded = self.folder / FLAGS
-        if (
-            self.finished
-            and recorded.is_file()
-            and (before := recorded.read_text()) != self.constant
-        ):
+        if not self.finished or not recorded.is_file():
+            return
+        flags = recorded.read_text()
+        if flags != self.constant:
             raise RecipeError(
-                f"{self.folder} holds a finished run with other flags: {before}. Give another --output_dir."
+                f"{self.folder} holds a finished run with other flags: {flags}. "
+                "Give another --output_dir."
             )
 
 
 def make_runs(
     output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]
 ) -> list[PlannedRun]:
-    """Return a run for each combination of values, without those that differ only in what their
-    method ignores.
+    """Return a run for each combination of values.
+
+    Combinations that differ only in what their method ignores are one run.
     """
     runs: dict[Path, PlannedRun] = {}
     for values in itertools.product(*axes.values()):
-        asked = dict(zip(axes, values, strict=True))
-        point = {
-            axis: value
-            for axis, value in asked.items()
-            if axis not in MEANT_FOR or asked.get("method", MEANT_FOR[axis]) == MEANT_FOR[axis]
-        }
+        point = dict(zip(axes, values, strict=True))
+        method = point.get("method")
+        if method is not None:
+            point = {axis: point[axis] for axis in point if is_meant_for(method, axis)}
         folder = output / point.get("task", recipe.stem) / _settings(point)
         runs.setdefault(folder, PlannedRun(folder, recipe, point, tuple(flags)))
     return list(runs.values())
 
 
 def _settings(point: Point) -> str:
-    """Return, for example, method=houlsby,r=64,learning_rate=0.001,seed=0: equal numbers have equal
-    names.
-    """
-    return (
-        ",".join(f"{axis}={_plain(value)}" for axis, value in point.items() if axis != "task")
-        or "run"
-    )
+    """Return the name of a point's folder, such as method=houlsby,r=64,learning_rate=0.001,seed=0."""
+    settings = [f"{axis}={_plain(point[axis])}" for axis in point if axis != "task"]
+    return ",".join(settings) or "run"
 
 
 def _plain(value: str) -> str:
+    """Return a number in one form, so that 1e-3 and 0.001 have the same folder."""
     try:
         return repr(float(value)).removesuffix(".0")
     except ValueError:
@@ -130,24 +135,28 @@ def _plain(value: str) -> str:
 
 
 def choose(scores: Mapping[Key, Sequence[float]], lower_is_better: bool = False) -> Key:
-    """Return the key with the best mean over its seeds, among those with the most seeds; the first
-    of several.
+    """Return the key with the best mean over its seeds, among those with the most seeds.
+
+    The first one wins a tie.
     """
-    seeds = max(len(values) for values in scores.values())
+    most = max(map(len, scores.values()))
+    means = {key: mean(values) for key, values in scores.items() if len(values) == most}
     sign = -1 if lower_is_better else 1
-    return max(
-        (key for key in scores if len(scores[key]) == seeds),
-        key=lambda key: sign * mean(scores[key]),
-    )
+    return max(means, key=lambda key: sign * means[key])
 
 
 def best_point(runs: Iterable[PlannedRun]) -> Point | None:
-    """Return the point, without the seed, that is best on validation; None if no run is finished."""
-    scores: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    scored = [
-        (run, found) for run in runs if (found := run.results) and found["best_score"] is not None
-    ]
-    for run, found in scored:
-        key = tuple((axis, value) for axis, value in run.point.items() if axis != "seed")
-        scores.setdefault(key, []).append(found["best_score"])
-    return dict(choose(scores, lower_is_better(scored[0][1]["chosen_by"]))) if scored else None
+    """Return the point, without the seed, that is best on validation.
+
+    Without a finished run, it is None.
+    """
+    scores: dict[tuple[tuple[str, str], ...], list[float]] = defaultdict(list)
+    lower = False
+    for run in runs:
+        results = run.results
+        if results is None or results["best_score"] is None:
+            continue
+        point = tuple(setting for setting in run.point.items() if setting[0] != "seed")
+        scores[point].append(results["best_score"])
+        lower = lower_is_better(results["chosen_by"])
+    return dict(choose(scores, lower)) if scores else None

@@ -1,7 +1,7 @@
 """A sweep: the runs that validation compares, then those of the other seeds at the best point.
 
-A run's folder says whether it is finished, and its lock whether it is being executed, so processes
-and machines may share a sweep. A grid needs no more than that; where values are sampled, Optuna
+A run's folder says whether it is finished, and its lock whether it is being executed. So processes
+and machines may share a sweep. A grid needs no more than that. Where values are sampled, Optuna
 samples and records them.
 """
 
@@ -14,6 +14,7 @@ from typing import TextIO
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from tqdm.auto import tqdm
 
@@ -24,6 +25,8 @@ from sweeping.runs import CHOICES, PlannedRun, best_point
 
 SECONDS_TO_LOOK = 2  # between two looks at the runs of other processes
 
+Locked = tuple[PlannedRun, TextIO]  # a run and its lock
+
 
 class Search:
     """A grid of runs, and the seeds that run only at its best point."""
@@ -31,22 +34,28 @@ class Search:
     is_known = True  # whether the list of the runs to compare is complete
 
     def __init__(self, runs: Sequence[PlannedRun], other_seeds: Sequence[str]) -> None:
-        self.runs, self.other_seeds, self.failed = list(runs), other_seeds, dict[PlannedRun, str]()
+        self.runs = list(runs)
+        self.other_seeds = other_seeds
+        self.failed: dict[PlannedRun, str] = {}
         self.total = len(runs) + len(other_seeds)
 
     def left(self) -> list[PlannedRun]:
         """Return the runs that are left now; those of the other seeds only after the search."""
-        left = self._unfinished(self.runs)
-        if not left and self.is_known and self.other_seeds and (best := best_point(self.runs)):
-            left = self._unfinished(
-                self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds
-            )
-        return left
+        unfinished = self._unfinished(self.runs)
+        if unfinished or not self.is_known or not self.other_seeds:
+            return unfinished
+        best = best_point(self.runs)
+        if best is None:
+            return []
+        at_best = [self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds]
+        return self._unfinished(at_best)
 
     def count_left(self) -> int:
         """Return the number of runs that are left, also of those whose values are not known yet."""
         is_searched = self.is_known and all(run.finished for run in self.runs)
-        return len(self.left()) + (0 if is_searched else self.total - len(self.runs))
+        if is_searched:
+            return len(self.left())
+        return len(self.left()) + self.total - len(self.runs)
 
     def _unfinished(self, runs: Iterable[PlannedRun]) -> list[PlannedRun]:
         return [run for run in runs if not run.finished and run not in self.failed]
@@ -55,19 +64,22 @@ class Search:
         """Return whether no run is left, in this process or in another."""
         return self.is_known and not self.left()
 
-    def take(self) -> tuple[PlannedRun, TextIO] | None:
+    def take(self) -> Locked | None:
         """Return a run that is left, with its lock; None if others have them all."""
-        return next(
-            ((run, locked) for run in self.left() if (locked := lock(run.folder / "lock"))), None
-        )
+        for run in self.left():
+            locked = lock(run.folder / "lock")
+            if locked is not None:
+                return run, locked
+        return None
 
     def tell(self, run: PlannedRun) -> None:
         """Record the score of a finished run where it was sampled."""
 
 
 class SampledSearch(Search):
-    """Points that Optuna samples in the ranges LOW:HIGH of a run, and the seeds that run only at
-    the best of them.
+    """Points that Optuna samples in the ranges LOW:HIGH of a run.
+
+    The other seeds run only at the best of them.
     """
 
     def __init__(
@@ -76,123 +88,187 @@ class SampledSearch(Search):
         super().__init__([], other_seeds)
         self.run, self.n_trials, self.study = run, n_trials, study
         self.total += n_trials
-        self.space = {
-            axis: _distribution(axis, run.point[axis])
-            for axis in CHOICES
-            if ":" in run.point.get(axis, "")
-        }
+        self.space = {axis: _distribution(axis, run.point[axis]) for axis in _ranges(run)}
         self._read()
 
     def _read(self) -> None:
         """Read the points that all processes have sampled."""
-        trials = [
-            trial for trial in self.study.get_trials(deepcopy=False) if "point" in trial.user_attrs
-        ]
-        self.trials = {self.run.at(trial.user_attrs["point"]): trial.number for trial in trials}
-        self.runs, self.is_known = list(self.trials), len(trials) >= self.n_trials
+        self.trials: dict[PlannedRun, int] = {}
+        count = 0
+        for trial in self.study.get_trials(deepcopy=False):
+            if "point" in trial.user_attrs:
+                self.trials[self.run.at(trial.user_attrs["point"])] = trial.number
+                count += 1
+        self.runs, self.is_known = list(self.trials), count >= self.n_trials
 
-    def take(self) -> tuple[PlannedRun, TextIO] | None:
+    def take(self) -> Locked | None:
         self._read()
         taken = super().take()  # a run that was killed, or one of another seed
-        if taken is None and not self.is_known:
-            trial = self.study.ask(self.space)
-            point = {**self.run.point, **{axis: str(value) for axis, value in trial.params.items()}}
-            trial.set_user_attr("point", point)
-            self._read()
-            run = self.run.at(point)
-            taken = (run, locked) if (locked := lock(run.folder / "lock")) else None
-        return taken
+        if taken is not None or self.is_known:
+            return taken
+        run = self._sample()
+        locked = lock(run.folder / "lock")
+        return None if locked is None else (run, locked)
+
+    def _sample(self) -> PlannedRun:
+        """Return the run at a new point, which Optuna records."""
+        trial = self.study.ask(self.space)
+        sampled = {axis: str(value) for axis, value in trial.params.items()}
+        point = {**self.run.point, **sampled}
+        trial.set_user_attr("point", point)
+        self._read()
+        return self.run.at(point)
 
     def tell(self, run: PlannedRun) -> None:
-        if run in self.trials and (results := run.results):
+        results = run.results
+        if run in self.trials and results:
             self.study.tell(self.trials[run], results["best_score"], skip_if_finished=True)
 
 
+def _ranges(run: PlannedRun) -> list[str]:
+    """Return the flags of a run whose values are ranges LOW:HIGH."""
+    return [axis for axis in CHOICES if ":" in run.point.get(axis, "")]
+
+
 def _distribution(axis: str, text: str) -> BaseDistribution:
-    """Return the distribution of a range: sizes and rates on a logarithmic scale, epochs in whole
-    numbers.
-    """
+    """Return the distribution of a range: sizes and rates on a logarithmic scale, whole epochs."""
     low, high = text.split(":")
-    if axis in ("learning_rate", "num_train_epochs"):
-        is_rate = axis == "learning_rate"
-        return FloatDistribution(float(low), float(high), log=is_rate, step=None if is_rate else 1)
+    if axis == "learning_rate":
+        return FloatDistribution(float(low), float(high), log=True)
+    if axis == "num_train_epochs":
+        return FloatDistribution(float(low), float(high), step=1)
     return IntDistribution(int(low), int(high), log=axis in ("r", "lora_r"))
 
 
 def make_searches(
-    output: Path, runs: Sequence[PlannedRun], chosen: Sequence[str] = CHOICES,
-    search_seeds: int | None = None, n_trials: int | None = None, storage: str | None = None,
-) -> list[Search]:  # fmt: skip
-    """Return a search for each combination of the values that validation does not choose: a grid
-    or, with `n_trials`, points that Optuna samples in the ranges.
+    output: Path,
+    runs: Sequence[PlannedRun],
+    chosen: Sequence[str] = CHOICES,
+    search_seeds: int | None = None,
+    n_trials: int | None = None,
+    storage: str | None = None,
+) -> list[Search]:
+    """Return a search for each combination of the values that validation does not choose.
+
+    It is a grid or, with `n_trials`, points that Optuna samples in the ranges.
     """
-    seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
-    others = seeds[search_seeds:] if search_seeds else []
-    ranges = [axis for axis, value in runs[0].point.items() if axis in CHOICES and ":" in value]
-    groups: dict[str, list[PlannedRun]] = {}
     for run in runs:
         run.check()
-        fixed = {
-            axis: value
-            for axis, value in run.point.items()
-            if axis not in (*(ranges or chosen), "seed")
-        }
-        if run.point.get("seed") not in others:
-            groups.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
+    seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
+    other_seeds = seeds[search_seeds:] if search_seeds else []
+    searching = [run for run in runs if run.point.get("seed") not in other_seeds]
+    by_name = _group(searching, output, _ranges(runs[0]) or chosen)
     if n_trials is None:
-        return [Search(same, others) for same in groups.values()]
+        return [Search(compared, other_seeds) for compared in by_name.values()]
+
     output.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     in_storage = storage or JournalStorage(JournalFileBackend(str(output / "optuna.journal")))
-    lower = runs[0].recipe.name == "mlm.py" or any(lower_is_better(flag) for flag in runs[0].flags)
-    direction = "minimize" if lower else "maximize"
-    return [
-        SampledSearch(same[0], others, n_trials, optuna.create_study(
-            study_name=f"{same[0].recipe.stem}: {name}", storage=in_storage, direction=direction, load_if_exists=True,
-        ))
-        for name, same in groups.items()
-    ]  # fmt: skip
+    searches: list[Search] = []
+    for name, (run, *_) in by_name.items():
+        study = _load_study(f"{run.recipe.stem}: {name}", in_storage, run)
+        searches.append(SampledSearch(run, other_seeds, n_trials, study))
+    return searches
+
+
+def _group(
+    runs: Iterable[PlannedRun], output: Path, chosen: Sequence[str]
+) -> dict[str, list[PlannedRun]]:
+    """Return the runs that differ only in what is chosen and in the seed, by their name."""
+    by_name: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        fixed = {axis: run.point[axis] for axis in run.point if axis not in (*chosen, "seed")}
+        name = str(run.at(fixed).folder.relative_to(output))
+        by_name.setdefault(name, []).append(run)
+    return by_name
+
+
+def _load_study(name: str, storage: str | BaseStorage, run: PlannedRun) -> optuna.Study:
+    """Return the study of this name, a new one where there is none."""
+    lower = run.recipe.name == "mlm.py" or any(map(lower_is_better, run.flags))
+    return optuna.create_study(
+        study_name=name,
+        storage=storage,
+        direction="minimize" if lower else "maximize",
+        load_if_exists=True,
+    )
 
 
 def execute_all(
     searches: Sequence[Search], launch: Sequence[str], slots: Sequence[Mapping[str, str]]
 ) -> dict[PlannedRun, str]:
-    """Execute all runs that are not finished, one at a time per slot, and wait for those of other
-    processes; return those that have failed, with the last lines of their logs.
+    """Execute all runs that are not finished, one at a time per slot; return those that failed.
+
+    It waits for the runs of other processes. A failed run has the last lines of its log.
     """
-    stopped, taking = threading.Event(), threading.Lock()
+    stopped = threading.Event()
     total = sum(search.count_left() for search in searches)
     often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
-
-    def work(slot: Mapping[str, str]) -> None:
-        while not stopped.is_set():
-            with taking:
-                chosen = next(
-                    ((search, *taken) for search in searches if (taken := search.take())), None
-                )
-                is_over = all(search.is_over() for search in searches)
-            if chosen is None and is_over:
-                return
-            if chosen is None:
-                stopped.wait(SECONDS_TO_LOOK)
-                continue
-            search, run, locked = chosen
-            with locked:
-                if not run.finished and (error := execute(run, launch, locked, slot, stopped)):
-                    search.failed[run] = error
-                search.tell(run)
-            if results := run.results:
-                bar.write(f"finished: {run.name} {results['chosen_by']} {results['best_score']}")
-            else:
-                bar.write(f"{'failed' if run in search.failed else 'stopped'}: {run.name}")
-            bar.update()
-
     with (
         ThreadPoolExecutor(len(slots)) as threads,
         tqdm(total=total, unit="run", mininterval=often) as bar,
     ):
+        workers = _Workers(searches, launch, stopped, bar)
         try:
-            list(threads.map(work, slots))
+            list(threads.map(workers.work, slots))
         finally:
             stopped.set()
-    return {run: error for search in searches for run, error in search.failed.items()}
+    failed: dict[PlannedRun, str] = {}
+    for search in searches:
+        failed |= search.failed
+    return failed
+
+
+class _Workers:
+    """Threads that execute the runs of searches, one for each slot."""
+
+    def __init__(
+        self,
+        searches: Sequence[Search],
+        launch: Sequence[str],
+        stopped: threading.Event,
+        bar: "tqdm[object]",
+    ) -> None:
+        self.searches, self.launch, self.stopped, self.bar = searches, launch, stopped, bar
+        self.taking = threading.Lock()
+
+    def work(self, slot: Mapping[str, str]) -> None:
+        """Execute runs until none is left, in this process or in another."""
+        while not self.stopped.is_set():
+            with self.taking:
+                taken = self._take()
+                is_over = all(search.is_over() for search in self.searches)
+            if taken is not None:
+                search, run, locked = taken
+                with locked:
+                    self._execute(search, run, locked, slot)
+            elif is_over:
+                return
+            else:
+                self.stopped.wait(SECONDS_TO_LOOK)
+
+    def _take(self) -> tuple[Search, PlannedRun, TextIO] | None:
+        for search in self.searches:
+            taken = search.take()
+            if taken is not None:
+                return search, *taken
+        return None
+
+    def _execute(
+        self, search: Search, run: PlannedRun, locked: TextIO, slot: Mapping[str, str]
+    ) -> None:
+        """Execute a run, unless another process has finished it, and say how it ended."""
+        if not run.finished:
+            error = execute(run, self.launch, locked, slot, self.stopped)
+            if error:
+                search.failed[run] = error
+        search.tell(run)
+        results = run.results
+        if results:
+            text = f"finished: {run.name} {results['chosen_by']} {results['best_score']}"
+        elif run in search.failed:
+            text = f"failed: {run.name}"
+        else:
+            text = f"stopped: {run.name}"
+        self.bar.write(text)
+        self.bar.update()

@@ -1,0 +1,45 @@
+"""The results of finished runs, read from their folders."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.edge import RecipeError
+from common.run import lower_is_better
+
+
+Results = dict[str, Any]  # the content of results.json
+
+NO_BERT = "no_bert"  # the method of no_bert.py, whose runs have no encoder
+_REMEDY = "Make some with recipes/studies/sweep.py."
+
+
+def collect(folder: Path) -> list[Results]:
+    """Return the results of all finished runs below the folder, each with its "folder"."""
+    paths = sorted(folder.rglob("results.json"))
+    if not paths:
+        raise RecipeError(f"There is no finished run in {folder}. {_REMEDY}")
+    return [json.loads(path.read_text()) | {"folder": str(path.parent)} for path in paths]
+
+
+def finished(folder: Path) -> list[Results]:
+    """Return the results of all runs below the folder that have a validation score."""
+    scored = []
+    for results in collect(folder):
+        if results["best_score"] is not None and results["method"] != NO_BERT:
+            scored.append(results)
+    if not scored:
+        raise RecipeError(f"There is no run with a validation score in {folder}. {_REMEDY}")
+    return scored
+
+
+def in_percent(results: Results, scores: Mapping[str, float], name: str | None = None) -> float:
+    """Return one of a run's scores in percent, by default the one that has chosen the epoch.
+
+    SQuAD's scores already are in percent. A loss or an error is returned unchanged.
+    """
+    name = name or results["chosen_by"]
+    if results["task"] == "squad" or lower_is_better(name):
+        return float(scores[name])
+    return float(100 * scores[name])

@@ -1,0 +1,141 @@
+"""The table of scores: the mean over the seeds and the best run, beside the papers' lines."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+import pandas as pd
+
+from common.scores import COLUMNS, ByTask, mean_of_nine, server_average
+from results.lines import Cell, Columns, TableLine, columns
+from results.means import MeanAndError, mean_and_error
+from results.numbers import PAPER_LINES, SECOND_COLUMNS, SQUAD, PaperLine
+from results.read import NO_BERT
+from results.table import MISSING, table_of, with_error
+
+
+def scores(lines: Sequence[TableLine]) -> pd.DataFrame:
+    """Return the mean over the seeds and the best run of each line, and the papers' lines.
+
+    A paper's line is shown if it has a score in one of the columns.
+    """
+    shown = columns(lines) | second_columns(lines)
+    cells: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        of_means = line.cells_of(shown)
+        of_best = {name: _best_alone(cell) for name, cell in of_means.items()}
+        cells[f"{line.label}: mean"] = _sizes(line, best=False) | _scores(of_means, shown)
+        cells[f"{line.label}: best"] = _sizes(line, best=True) | _scores(of_best, shown)
+    averages = []
+    for name in AVERAGES:
+        if any(values[name] != MISSING for values in cells.values()):
+            averages.append(name)
+    for label, paper in PAPER_LINES.items():
+        if paper.scores.keys() & shown.keys():
+            cells[label] = _of_paper(paper)
+    if "squad" in shown:
+        for name, f1 in SQUAD.items():
+            cells[f"Houlsby 2019, BERT-large: {name}"] = {"squad": f"{f1}"}
+    return table_of(cells, ["trained", "total", *shown, *averages])
+
+
+def second_columns(lines: Sequence[TableLine]) -> dict[str, tuple[str, str]]:
+    """Return the columns of the tasks' second scores, as far as there are runs that have them."""
+    shown = {}
+    for name, column in SECOND_COLUMNS.items():
+        if any(line.scores({name: column}) for line in lines):
+            shown[name] = column
+    return shown
+
+
+def _best_alone(cell: Cell) -> Cell:
+    return Cell({cell.best["seed"]: cell.best}, cell.best)
+
+
+def _sizes(line: TableLine, best: bool) -> dict[str, str]:
+    """Return the cells with the trained parameters and the total."""
+    if line.method == NO_BERT:
+        return {"trained": MISSING, "total": MISSING}
+    sizes = line.sizes(best)
+    tasks = "task" if sizes.tasks == 1 else "tasks"
+    return {
+        "trained": f"{sizes.trained:,.0f} ({sizes.share:.1%})",
+        "total": f"{sizes.total:.2f}x for {sizes.tasks} {tasks}",
+    }
+
+
+def _scores(cells: Mapping[str, Cell], shown: Columns) -> dict[str, str]:
+    """Return the cells with the scores and their averages."""
+    texts = {name: with_error(cell.mean(shown[name][1])) for name, cell in cells.items()}
+    samples = _samples(cells, shown)
+    for name, average in AVERAGES.items():
+        texts[name] = with_error(_mean_of(average, samples))
+    return texts
+
+
+def mean_of_both(scores: ByTask) -> float | None:
+    """Return the mean of the accuracies of CoLA and MRPC, the total of Whritenour and Schoch."""
+    both = [scores.get(task, {}).get("accuracy") for task in ("cola", "mrpc")]
+    return _mean_of_all(both)
+
+
+BOTH = "mean of CoLA and MRPC"
+AVERAGES: dict[str, Callable[[ByTask], float | None]] = {
+    "mean of nine": mean_of_nine,
+    "server's average": server_average,
+    BOTH: mean_of_both,
+}
+
+
+def _samples(cells: Mapping[str, Cell], shown: Columns) -> list[dict[str, dict[str, float]]]:
+    """Return the scores by task, for each seed if all columns have the same seeds.
+
+    Otherwise there is one sample: the means over the seeds, whose average has no error.
+    """
+    by_column = {shown[name]: cell.by_seed(shown[name][1]) for name, cell in cells.items()}
+    by_column = {column: by_seed for column, by_seed in by_column.items() if by_seed}
+    seeds = [by_seed.keys() for by_seed in by_column.values()]
+    if any(of_column != seeds[0] for of_column in seeds):
+        by_column = {column: {0: mean(by_seed.values())} for column, by_seed in by_column.items()}
+    samples: dict[int, dict[str, dict[str, float]]] = {}
+    for (task, score), by_seed in by_column.items():
+        for seed, value in by_seed.items():
+            samples.setdefault(seed, {}).setdefault(task, {})[score] = value
+    return [*samples.values()]
+
+
+def _mean_of(
+    average: Callable[[ByTask], float | None], samples: Sequence[ByTask]
+) -> MeanAndError | None:
+    """Return the mean of an average over the samples; None if a score for it is missing."""
+    values = []
+    for sample in samples:
+        value = average(sample)
+        if value is None:
+            return None
+        values.append(value)
+    return mean_and_error(values) if values else None
+
+
+def _of_paper(paper: PaperLine) -> dict[str, str]:
+    """Return the cells of a paper's line, with the plain means of its scores."""
+    cells = {name: f"{score}" for name, score in paper.scores.items()}
+    nine = _mean_of_all([paper.scores.get(name) for name in COLUMNS])
+    both = _mean_of_all([paper.scores.get(name) for name in ("CoLA accuracy", "MRPC accuracy")])
+    if paper.trained:
+        cells["trained"] = f"{paper.trained}%"
+    if paper.size:
+        cells["total"] = f"{paper.size}x"
+    if paper.total:
+        cells["server's average"] = f"{paper.total} printed"
+    if nine:
+        cells["mean of nine"] = f"{nine:.1f}"
+    if both:
+        cells[BOTH] = f"{both:.2f}"
+    return cells
+
+
+def _mean_of_all(scores: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if a score is missing."""
+    present = [score for score in scores if score is not None]
+    return mean(present) if len(present) == len(scores) else None

@@ -1,0 +1,54 @@
+"""A table of results as text: how cells look, and how tables are printed and written."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from results.means import MeanAndError
+
+
+MISSING = "-"
+MAX_WIDTH = 140  # characters of a printed line
+Pages = dict[str, tuple[pd.DataFrame, str]]  # tables by their headings, each with a note
+
+
+def with_error(value: MeanAndError | None, sign: str = "", digits: int = 2) -> str:
+    """Return a mean with its standard error as text."""
+    if value is None:
+        return MISSING
+    mean, error = value
+    text = f"{mean:{sign}.{digits}f}"
+    return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def table_of(
+    lines: Mapping[str, Mapping[str, Any]], names: Iterable[str] | None = None
+) -> pd.DataFrame:
+    """Return a table of lines by label, with all columns or those named.
+
+    A dash stands for what is missing.
+    """
+    if names is None:
+        names = dict.fromkeys(name for line in lines.values() for name in line)
+    columns = list(names)
+    cells = []
+    for line in lines.values():
+        values = [line.get(name) for name in columns]
+        cells.append([MISSING if value is None else value for value in values])
+    return pd.DataFrame(cells, [*lines], columns, dtype=object)
+
+
+def show(pages: Pages, path: Path) -> None:
+    """Print tables at most 140 characters wide, and write them in Markdown."""
+    for heading, (table, note) in pages.items():
+        # A wide table is turned, and columns that are too many for a line continue below.
+        turned = table.T if len(table) < len(table.columns) > 6 else table
+        text = turned.to_string(line_width=MAX_WIDTH)
+        print(f"\n{heading}\n\n{text}\n\n{note}".rstrip())
+    parts = []
+    for heading, (table, note) in pages.items():
+        markdown = table.to_markdown(tablefmt="github", disable_numparse=True)
+        parts.append(f"## {heading}\n\n{markdown}\n\n{note}".rstrip())
+    path.write_text("\n\n".join(parts) + "\n")
