@@ -3,7 +3,8 @@
     accelerate launch recipes/studies/gradient_norms.py recipes/glue.py --task rte \\
         --output_dir runs/rte
 
-It runs the recipe (glue.py if none is named) and writes gradient_norms.jsonl into its output folder.
+It runs the recipe, glue.py if none is named, and writes gradient_norms.jsonl into its output
+folder.
 """
 
 import runpy

@@ -149,18 +149,18 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
     splits = {name: read_split(split, task.text_columns) for name, split in task.splits.items()}
     searches = {model: search(model, splits, arguments) for model in arguments.models}
     scores = {model: float(of_model.best_score_) for model, of_model in searches.items()}
-    chosen = max(scores, key=lambda model: scores[model])
-    settings = searches[chosen].best_params_
-    model = make_model(chosen, arguments.seed).set_params(**settings)
+    best = max(scores, key=lambda model: scores[model])
+    settings = searches[best].best_params_
+    model = make_model(best, arguments.seed).set_params(**settings)
     return {
         "task": Path(data).name,
         "method": "no_bert",
-        "model": chosen,
+        "model": best,
         "settings": settings,
         "seed": arguments.seed,
         "chosen_by": "accuracy",
-        "best_score": scores[chosen],
-        "best_scores": {"accuracy": scores[chosen]},
+        "best_score": scores[best],
+        "best_scores": {"accuracy": scores[best]},
         "test": score_on_test(model, splits),
         "epochs": [],
         "trainable_parameters": 0,
@@ -174,8 +174,8 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def read_split(data: Dataset, text_columns: Sequence[str]) -> Split:
     """Return a split with the parts of a pair of texts on lines of their own."""
-    parts = zip(*(data[column] for column in text_columns), strict=True)
-    texts = ["\n".join(of_row) for of_row in parts]
+    rows = data.select_columns(list(text_columns)).to_pandas()
+    texts = rows.agg("\n".join, axis=1).tolist()
     return Split(texts, data["label"] if "label" in data.column_names else None)
 
 

@@ -4,12 +4,12 @@
     accelerate launch recipes/studies/paper_tasks.py --data additional --preset mohebbi2020
 
 The second one is "not shared" of Mohebbi and Rajaei 2020. The defaults are the recipes', not those
-of either paper. docs/papers.md has the commands for the papers' tables, which study_table.py prints.
+of either paper. docs/papers.md has the commands for the papers' tables; study_table.py prints them.
 
 --data is a folder with a folder per task, named as in results/additional.py, with train, validation
 and test files and columns as for text_classification.py. With a single task, --output_dir is the
-run's own folder, otherwise it has a folder per task, and with --push_to_hub --hub_model_id
-user/name each adapter is pushed to its own repository, user/name-task. --evaluate
+run's defaults folder, otherwise it has a folder per task, and with --push_to_hub --hub_model_id
+user/name each adapter is pushed to its defaults repository, user/name-task. --evaluate
 "runs/paper_tasks/{task}" scores saved adapters.
 """
 
@@ -42,11 +42,11 @@ class PaperArguments(ClassificationArguments):
 
 
 def main() -> None:
-    own = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
+    defaults = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
     command = parse_command(
         PaperArguments,
         ClassifierArguments,
-        more_defaults=lambda given: own | with_preset(given, "paper_tasks"),
+        more_defaults=lambda given: defaults | with_preset(given, "paper_tasks"),
     )
     arguments, training = command.arguments, command.training
     tasks = ALL if arguments.tasks in (None, ["all"]) else arguments.tasks

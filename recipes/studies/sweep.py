@@ -1,4 +1,4 @@
-"""Run a recipe for each combination of tasks, methods, sizes, rates, epochs and seeds; print tables.
+"""Run a recipe for each combination of tasks, methods, sizes, rates, epochs and seeds.
 
     python recipes/studies/sweep.py recipes/glue.py --task mrpc cola --share_layers 0 3
         --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --output_dir runs/study

@@ -39,7 +39,7 @@ from figures.pwws import pwws
 from figures.wordnet import WordNet
 from results import chart
 from results.additional import PAPER
-from results.lines import arrange, columns
+from results.lines import arrange, find_columns
 from results.read import finished
 from sweeping.runs import CHOSEN
 
@@ -479,9 +479,9 @@ class TestFullSize:
                     task, method, 0, trained=trained, scores={"accuracy": 0.7}, epochs=epochs
                 )
         rows = arrange(finished(tmp_path), CHOSEN)
-        facts = compare.summarize(rows, rows[0], columns(rows), "validation")
+        facts = compare.summarize(rows, rows[0], find_columns(rows), "validation")
         for drawn in (chart.draw(rows), curves.draw(curves.summarize(rows)), compare.draw(facts, "test"),
-                      tradeoff.draw(tradeoff.summarize(rows, columns(rows), each=True))):  # fmt: skip
+                      tradeoff.draw(tradeoff.summarize(rows, find_columns(rows), each=True))):  # fmt: skip
             assert drawn.get_figwidth() < 7
             assert not cut_or_overprinted(drawn)
 

@@ -20,7 +20,7 @@ pytest.importorskip(
 )
 from common.glue_tasks import TASKS
 from results.chart import draw
-from results.lines import arrange, columns, differences
+from results.lines import arrange, differences, find_columns
 from results.means import mean_and_error
 from results.read import collect
 from results.study import study
@@ -230,9 +230,9 @@ class TestRows:
         squad = result(
             "squad", {"f1": 88.0, "exact_match": 80.0}
         )  # they are in percent from the first
-        assert columns(arrange([squad], CHOSEN)) == {"squad": ("squad", "f1")}
+        assert find_columns(arrange([squad], CHOSEN)) == {"squad": ("squad", "f1")}
         rows = arrange([squad, cola(0.5)], CHOSEN)
-        assert list(columns(rows)) == ["CoLA", "squad"]
+        assert list(find_columns(rows)) == ["CoLA", "squad"]
         assert table([squad, cola(0.5)])["squad"]["houlsby, r 64, share_layers 0: mean"] == "88.00"
 
 

@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.run import lower_is_better
-from figures.drawing import Style, legend, panels, show_counts, styles
+from figures.drawing import Style, legend, panels, show_counts, styles, values_of
 from results.difference_table import compared, differences_to
-from results.lines import Cell, Columns, TableLine, arrange, columns
+from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.means import mean_and_error, mean_over
 from results.read import Results, finished, in_percent
 from results.table import MISSING, show, table_of
@@ -92,11 +92,11 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     runs = [at_epoch(run, arguments.epoch) for run in finished(folder)]
     lines = arrange(runs, arguments.choose)
     base = find_baseline(lines, arguments.baseline)
-    shown = columns(lines, arguments.score)
-    facts = summarize(lines, base, shown, arguments.split)
+    columns = find_columns(lines, arguments.score)
+    facts = summarize(lines, base, columns, arguments.split)
     tables = {
         "Methods": _methods(facts),
-        f"Difference to {base.label}": compared(lines, base, shown, arguments.split),
+        f"Difference to {base.label}": compared(lines, base, columns, arguments.split),
         f"Time to {arguments.share:.0%} of the best score of {base.label}": table_of(
             {line.label: times(line, base, arguments.share) for line in lines}
         ),
@@ -126,36 +126,34 @@ def at_epoch(results: Results, epoch: str) -> Results:
 
 def find_baseline(lines: Sequence[TableLine], name: str) -> TableLine:
     """Return the line with this label, or the only one whose label has it as a part."""
-    matching = [line for line in lines if line.label == name]
-    if not matching:
-        matching = [line for line in lines if name in line.label]
-    if len(matching) != 1:
-        labels = "; ".join(line.label for line in lines)
-        raise RecipeError(f"--baseline must be one of: {labels}; got {name!r}.")
-    return matching[0]
+    containing = []
+    for line in lines:
+        if line.label == name:
+            return line
+        if name in line.label:
+            containing.append(line)
+    if len(containing) != 1:
+        raise RecipeError(f"--baseline must be one of: {join_labels(lines)}; got {name!r}.")
+    return containing[0]
 
 
 def summarize(
-    lines: Sequence[TableLine], base: TableLine, shown: Columns, split: str
+    lines: Sequence[TableLine], base: TableLine, columns: Columns, split: str
 ) -> dict[str, Facts]:
     """Return the facts of each line that has a score."""
-    facts = {}
-    for line in lines:
-        scores = line.scores(shown, split)
-        if scores:
-            facts[line.label] = _facts(line, base, shown, split)
-    return facts
+    scored = [line for line in lines if line.scores(columns, split)]
+    return {line.label: _facts(line, base, columns, split) for line in scored}
 
 
-def _facts(line: TableLine, base: TableLine, shown: Columns, split: str) -> Facts:
-    scores = line.scores(shown, split).values()
+def _facts(line: TableLine, base: TableLine, columns: Columns, split: str) -> Facts:
+    scores = line.scores(columns, split).values()
     score, score_error = mean_over([mean_and_error([*by_seed.values()]) for by_seed in scores])
-    changes = differences_to(line, base, shown, split)
+    changes = differences_to(line, base, columns, split)
     difference, difference_error = mean_over([*changes.values()]) if changes else (None, None)
-    cells = line.cells_of(shown).values()
-    runs: list[Results] = []
-    for cell in cells:
+    seeds, runs = 0, list[Results]()
+    for cell in line.cells_of(columns).values():
         runs += cell.seeds.values()
+        seeds = max(seeds, len(cell.seeds))
     seconds = [run["epochs"][-1]["seconds"] for run in runs if run["epochs"]]
     peaks = [run["peak_memory"] for run in runs if "peak_memory" in run]
     return Facts(
@@ -168,7 +166,7 @@ def _facts(line: TableLine, base: TableLine, shown: Columns, split: str) -> Fact
         bytes=_bytes_per_run(runs),
         seconds=mean(seconds) if seconds else None,
         memory=round(mean(peaks)) if peaks else None,
-        seeds=max(len(cell.seeds) for cell in cells),
+        seeds=seeds,
     )
 
 
@@ -197,10 +195,8 @@ def _as_text(value: float | None) -> str:
 
 def draw(facts: FactsByLabel, split: str) -> Figure:
     """Draw the mean difference to the baseline against parameters, bytes and seconds, if known."""
-    drawn = []
-    for name in AXES:
-        if any(getattr(of_line, name) for of_line in facts.values()):
-            drawn.append(name)
+    table = pd.DataFrame(map(asdict, facts.values()))
+    drawn = [name for name in AXES if table[name].any()]
     figure, panes = panels(len(drawn), COLUMN, sharey=True)
     style = styles(facts)
     for axes, name in zip(panes, drawn, strict=True):
@@ -260,7 +256,7 @@ def mean_curve(cell: Cell) -> list[Evaluation]:
     curve = []
     for of_seeds in cell.evaluations():
         score = mean(in_percent(cell.best, evaluation) for evaluation in of_seeds)
-        curve.append(Evaluation(score, [evaluation["seconds"] for evaluation in of_seeds]))
+        curve.append(Evaluation(score, values_of(of_seeds, "seconds")))
     return curve
 
 

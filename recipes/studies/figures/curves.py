@@ -24,8 +24,10 @@ from figures.drawing import (
     draw_curve,
     legend,
     panels,
+    select,
     styles,
     title_of,
+    values_of,
     write_points,
 )
 from results.lines import Cell, TableLine, arrange
@@ -70,24 +72,23 @@ def _points_of(cell: Cell, score: str) -> list[Point]:
             )
         point: Point = {"score": score, "seeds": len(of_seeds)}
         for key in MOMENT:
-            point[key] = mean(evaluation[key] for evaluation in of_seeds)
+            point[key] = mean(values_of(of_seeds, key))
         point |= band([in_percent(cell.best, evaluation, score) for evaluation in of_seeds])
         points.append(point)
     return points
 
 
 def draw(points: Points, x: str = "epoch") -> Figure:
-    scores = {point["task"]: point["score"] for point in points}
-    style = styles(point["line"] for point in points)
+    scores = dict(zip(values_of(points, "task"), values_of(points, "score"), strict=True))
+    style = styles(values_of(points, "line"))
     figure, panes = panels(len(scores))
     for axes, (task, score) in zip(panes, sorted(scores.items()), strict=True):
-        of_task = [point for point in points if point["task"] == task]
         for line in style:
-            curve = [point for point in of_task if point["line"] == line]
+            curve = select(points, task=task, line=line)
             if curve:
                 draw_curve(axes, curve, x, label=line, **style[line])
         axes.set_title(proper_name(task), fontsize=7)
         unit = "" if lower_is_better(score) else " (%)"
         axes.set(xlabel=x, ylabel=proper_name(score) + unit)
-    figure.suptitle(title_of(point["seeds"] for point in points), fontsize=8)
+    figure.suptitle(title_of(values_of(points, "seeds")), fontsize=8)
     return legend(figure)

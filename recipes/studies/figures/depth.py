@@ -17,7 +17,18 @@ from matplotlib.figure import Figure
 
 from common.figures import COLUMN, save
 from common.scores import proper_name
-from figures.drawing import Point, Points, band, draw_curve, legend, panels, styles, write_points
+from figures.drawing import (
+    Point,
+    Points,
+    band,
+    draw_curve,
+    legend,
+    panels,
+    select,
+    styles,
+    values_of,
+    write_points,
+)
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate
 from results.read import Results, in_percent
@@ -56,8 +67,8 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     points: list[Point] = []
     for depth in sorted(scores):
         by_values = scores[depth]
-        chosen = choose({values: [*seeds.values()] for values, seeds in by_values.items()})
-        seeds = by_values[chosen]
+        best = choose({values: [*by_values[values].values()] for values in by_values})
+        seeds = by_values[best]
         points.append({**vars(depth), **band([*seeds.values()]), "scores": seeds})
     write_points(folder / "depth.jsonl", points)
     save(draw(points, arguments.tasks), folder / "depth")
@@ -98,12 +109,12 @@ def _has_upper_adapters(results: Results, size: int) -> bool:
 def draw(points: Points, tasks: int) -> Figure:
     """Draw the scores by cost; a task has one color, and AdapterDrop a dashed line."""
     figure, (axes,) = panels(1, COLUMN)
-    style = styles(point["line"].partition(", ")[0] for point in points)
-    for line in dict.fromkeys(point["line"] for point in points):
+    lines = [*dict.fromkeys(values_of(points, "line"))]
+    style = styles(line.partition(", ")[0] for line in lines)
+    for line in lines:
         task, _, drop = line.partition(", ")
-        curve = [point for point in points if point["line"] == line]
         line_style = style[task] | {"linestyle": "--" if drop else "-"}
-        draw_curve(axes, curve, "cost", label=line, **line_style)
+        draw_curve(axes, select(points, line=line), "cost", label=line, **line_style)
     axes.set(
         xlabel=f"time of {tasks} tasks on a text, relative to {tasks} texts",
         ylabel="validation score (%)",

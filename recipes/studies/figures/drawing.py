@@ -29,6 +29,16 @@ def write_points(path: Path, points: Iterable[Mapping[str, Any]]) -> None:
     print(f"Numbers: {path}")
 
 
+def select(points: Points, **values: Any) -> list[Mapping[str, Any]]:
+    """Return the points that have these values."""
+    return [point for point in points if values.items() <= point.items()]
+
+
+def values_of(points: Points, key: str) -> list[Any]:
+    """Return what the points have under a key."""
+    return [point[key] for point in points]
+
+
 def panels(
     count: int, height: float = 0.8 * COLUMN, most: int = 3, **options: Any
 ) -> tuple[Figure, list[Axes]]:
@@ -72,9 +82,8 @@ def draw_curve(axes: Axes, points: Points, x: str, **style: Any) -> None:
     A single point has a bar instead.
     """
     points = sorted(points, key=lambda point: (point[x], point["low"]))
-    at, low, middle, high = (
-        [point[key] for point in points] for key in (x, "low", "middle", "high")
-    )
+    at, low, middle = values_of(points, x), values_of(points, "low"), values_of(points, "middle")
+    high = values_of(points, "high")
     if len(at) > 1:
         axes.fill_between(at, low, high, color=style["color"], alpha=0.2, linewidth=0)
     else:

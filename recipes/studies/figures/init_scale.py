@@ -27,11 +27,13 @@ from figures.drawing import (
     draw_curve,
     legend,
     panels,
+    select,
     styles,
     title_of,
+    values_of,
     write_points,
 )
-from results.lines import TableLine, arrange, columns
+from results.lines import TableLine, arrange, find_columns, join_labels
 from results.numbers import SIZES, TASKS_OF_SIZES
 from results.read import finished
 from sweeping.runs import CHOSEN
@@ -50,10 +52,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    runs = [run for run in finished(folder) if run["method"] == "houlsby"]
-    points = summarize(arrange(runs, CHOSEN), arguments.score)
+    lines = [line for line in arrange(finished(folder), CHOSEN) if line.method == "houlsby"]
+    points = summarize(lines, arguments.score)
     write_points(folder / "init_scale.jsonl", points)
-    tasks = len({point["task"] for point in points})
+    tasks = len({*values_of(points, "task")})
     for r, average in means(points).items():
         text = f"r={r}: mean of {tasks} tasks {average:.1f}"
         if r in SIZES and tasks == TASKS_OF_SIZES:
@@ -64,25 +66,26 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
 
 def summarize(lines: Sequence[TableLine], score: str) -> list[Point]:
     """Return a point per task, size and standard deviation: the scores of all seeds in percent."""
-    shown = {}
-    for name, (task, shown_score) in columns(lines, score).items():
+    columns = {}
+    for name, (task, score_name) in find_columns(lines, score).items():
         if task == "wnli":
             print(f"{name}: left out, as the papers do")
-        elif score == "accuracy" and not shown_score.endswith("accuracy"):
-            print(f"{name}: left out, as it has only {shown_score}")
+        elif score == "accuracy" and not score_name.endswith("accuracy"):
+            print(f"{name}: left out, as it has only {score_name}")
         else:
-            shown[name] = (task, shown_score)
+            columns[name] = (task, score_name)
     points: dict[tuple[Any, ...], Point] = {}
     for line in lines:
-        for name, cell in line.cells_of(shown).items():
-            scores = cell.by_seed(shown[name][1])
+        for name, cell in line.cells_of(columns).items():
+            scores = cell.by_seed(columns[name][1])
             if not scores:
                 continue
-            point = _point(name, shown[name][1], cell.first["arguments"], scores)
+            point = _point(name, columns[name][1], cell.first["arguments"], scores)
             place = (name, point[SIZE], point[SCALE])
             if place in points:
-                labels = "; ".join(line.label for line in lines)
-                raise RecipeError(f"Each of these kinds needs a folder of its own: {labels}.")
+                raise RecipeError(
+                    f"Each of these kinds needs a folder of its own: {join_labels(lines)}."
+                )
             points[place] = point
     if not points:
         raise RecipeError("No task has an accuracy: give --score main.")
@@ -103,18 +106,12 @@ def means(points: Points) -> dict[int, float]:
 
     Sizes without runs on all tasks are left out: they would be no points of the same curve.
     """
-    usual_scale = _usual(points, SCALE)
+    usual_scale = mode(values_of(points, SCALE))
     by_size: dict[int, list[float]] = defaultdict(list)
-    for point in points:
-        if point[SCALE] == usual_scale:
-            by_size[point[SIZE]].append(point["middle"])
-    tasks = len({point["task"] for point in points})
+    for point in select(points, **{SCALE: usual_scale}):
+        by_size[point[SIZE]].append(point["middle"])
+    tasks = len({*values_of(points, "task")})
     return {r: mean(by_size[r]) for r in sorted(by_size) if len(by_size[r]) == tasks}
-
-
-def _usual(points: Points, axis: str) -> Any:
-    """Return the value that most points have."""
-    return mode(point[axis] for point in points)
 
 
 def draw(points: Points) -> Figure:
@@ -122,11 +119,8 @@ def draw(points: Points) -> Figure:
 
     The other one is that of most points.
     """
-    style = styles(point["task"] for point in points)
-    varying = []
-    for axis in (SCALE, SIZE):
-        if len({point[axis] for point in points}) > 1:
-            varying.append(axis)
+    style = styles(values_of(points, "task"))
+    varying = [axis for axis in (SCALE, SIZE) if len({*values_of(points, axis)}) > 1]
     drawn = varying or [SIZE]
     figure, panes = panels(len(drawn), COLUMN, sharey=True)
     for axes, axis in zip(panes, drawn, strict=True):
@@ -135,27 +129,27 @@ def draw(points: Points) -> Figure:
         else:
             _draw_sizes(axes, points, style)
     panes[0].set_ylabel(f"validation {_name_of_score(points)} (%)")
-    figure.suptitle(title_of(len(point["scores"]) for point in points), fontsize=8)
+    figure.suptitle(title_of(map(len, values_of(points, "scores"))), fontsize=8)
     return legend(figure, columns=4)
 
 
 def _draw_scales(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
-    size = _usual(points, SIZE)
-    _draw_tasks(axes, [point for point in points if point[SIZE] == size], SCALE, style)
+    size = mode(values_of(points, SIZE))
+    _draw_tasks(axes, select(points, **{SIZE: size}), SCALE, style)
     axes.set_xlabel("standard deviation of the first weights")
     axes.set_title(f"Initialization, size {size:g}")
 
 
 def _draw_sizes(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
-    scale = _usual(points, SCALE)
-    _draw_tasks(axes, [point for point in points if point[SCALE] == scale], SIZE, style)
+    scale = mode(values_of(points, SCALE))
+    _draw_tasks(axes, select(points, **{SCALE: scale}), SIZE, style)
     axes.set_xlabel("adapter size r")
     axes.set_title(f"Size, standard deviation {scale:g}")
     averages = means(points)
     if len(style) > 1 and averages:
         sizes, values = [*averages], [*averages.values()]
         axes.plot(sizes, values, color="black", linestyle="--", label="mean over tasks")
-    ticks = sorted({point[SIZE] for point in points})
+    ticks = sorted({*values_of(points, SIZE)})
     axes.set_xticks(ticks, [f"{size:g}" for size in ticks], minor=False)
     axes.minorticks_off()
 
@@ -163,7 +157,7 @@ def _draw_sizes(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
 def _draw_tasks(axes: Axes, points: Points, axis: str, style: Mapping[str, Style]) -> None:
     """Draw a curve for each task, on a logarithmic axis."""
     for task in style:
-        curve = [point for point in points if point["task"] == task]
+        curve = select(points, task=task)
         if curve:
             draw_curve(axes, curve, axis, label=proper_name(task), **style[task])
     axes.set_xscale("log")
@@ -171,7 +165,7 @@ def _draw_tasks(axes: Axes, points: Points, axis: str, style: Mapping[str, Style
 
 def _name_of_score(points: Points) -> str:
     """Return the score's name, or "score" if there are several."""
-    if all(point["score"].endswith("accuracy") for point in points):
-        return "accuracy"
-    names = {proper_name(point["score"]) for point in points}
+    names = set()
+    for score in values_of(points, "score"):
+        names.add("accuracy" if score.endswith("accuracy") else proper_name(score))
     return names.pop() if len(names) == 1 else "score"

@@ -27,8 +27,7 @@ from common.data import sample
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, save
 from common.scores import proper_name
-from common.data import sample
-from figures.drawing import Point, Points, draw_curve, panels, styles, write_points
+from figures.drawing import Point, Points, draw_curve, panels, styles, values_of, write_points
 from figures.finished_run import FinishedRun, load_run
 from figures.pwws import Attack, Probabilities, pwws
 from figures.stability import NAMES
@@ -159,7 +158,7 @@ def draw(points: Points) -> Figure:
 
     If some runs were pretrained, also draw a curve per method, by epochs of pretraining.
     """
-    is_pretrained = any(point["pretraining_epochs"] for point in points)
+    is_pretrained = any(values_of(points, "pretraining_epochs"))
     height = max(0.8 * COLUMN, 0.7 + 0.17 * len(points))
     figure, panes = panels(1 + is_pretrained, height)
     _draw_bars(panes[0], points)
@@ -179,8 +178,8 @@ def _draw_bars(axes: Axes, points: Points) -> None:
     for point in points:
         epochs = point["pretraining_epochs"]
         names.append(f"{point['run']}, {epochs:g} epochs" if epochs else point["run"])
-    rates = [100 * point["success_rate"] for point in points]
-    errors = [100 * point["standard_error"] for point in points]
+    rates = 100 * np.array(values_of(points, "success_rate"))
+    errors = 100 * np.array(values_of(points, "standard_error"))
     bars = axes.barh(range(len(points)), rates, 0.6, xerr=errors, capsize=2, color=COLORS[0])
     axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
     axes.set_yticks(range(len(points)), names)

@@ -28,9 +28,19 @@ from matplotlib.figure import Figure
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, PINK, RED, SKY, plt, save
 from common.scores import proper_name
-from figures.drawing import Point, Points, Style, legend, panels, seeds_of, write_points
+from figures.drawing import (
+    Point,
+    Points,
+    Style,
+    legend,
+    panels,
+    seeds_of,
+    select,
+    values_of,
+    write_points,
+)
 from figures.gradients import FILE
-from results.lines import arrange, best_cell
+from results.lines import arrange, best_cell, join_labels
 from results.read import Results, finished, in_percent
 from sweeping.runs import CHOSEN
 
@@ -52,11 +62,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    starts = by_start(run for run in finished(folder) if run["task"] != "mlm")
+    starts = by_start(finished(folder))
     points = summarize(starts)
     write_points(folder / "stability.jsonl", points)
-    for task in dict.fromkeys(task for task, _, _ in starts):
-        of_task = [point for point in points if point["task"] == task]
+    for task in dict.fromkeys(values_of(points, "task")):
+        of_task = select(points, task=task)
         print_spread(of_task)
         save(draw_seeds(of_task), folder / f"stability_{task}")
         norms = norms_by_method(task, starts)
@@ -65,7 +75,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
             for axes in figure.axes:
                 axes.set_yscale("log")
             save(figure, folder / f"gradient_norms_{task}")
-        if any(point["pretraining_steps"] for point in of_task):
+        if any(values_of(of_task, "pretraining_steps")):
             save(draw_lengths(of_task), folder / f"pretraining_{task}")
             save(draw_epochs(of_task), folder / f"epochs_{task}")
             save(draw_learning_curves(of_task), folder / f"learning_curves_{task}")
@@ -75,14 +85,15 @@ def by_start(results: Iterable[Results]) -> Starts:
     """Return the runs by their start, at the learning rate that validation has chosen."""
     starts: dict[Start, list[Results]] = defaultdict(list)
     for run in results:
-        if run["method"] in NAMES:
+        if run["method"] in NAMES and run["task"] != "mlm":
             starts[run["task"], pretraining_steps(run), run["method"]].append(run)
     for start, runs in starts.items():
         lines = arrange(runs, CHOSEN)
         if len(lines) > 1:
-            labels = "; ".join(line.label for line in lines)
-            raise RecipeError(f"Each of these lines needs a folder of its own: {labels}.")
-        rate = _chosen(runs)[0]["arguments"]["learning_rate"]
+            raise RecipeError(
+                f"Each of these lines needs a folder of its own: {join_labels(lines)}."
+            )
+        rate = _at_best_rate(runs)[0]["arguments"]["learning_rate"]
         starts[start] = [run for run in runs if run["arguments"]["learning_rate"] == rate]
     return dict(sorted(starts.items()))
 
@@ -94,7 +105,7 @@ def pretraining_steps(run: Results) -> int:
     return int(checkpoint[1]) if checkpoint else 0
 
 
-def _chosen(runs: Sequence[Results]) -> list[Results]:
+def _at_best_rate(runs: Sequence[Results]) -> list[Results]:
     return [*best_cell(runs, CHOSEN).seeds.values()]
 
 
@@ -106,13 +117,13 @@ def summarize(starts: Starts) -> list[Point]:
     """
     points = []
     for (task, steps, method), runs in starts.items():
-        chosen = _chosen(runs)
+        best = _at_best_rate(runs)
         point: Point = {"task": task, "method": method, "pretraining_steps": steps}
-        point["score"] = chosen[0]["chosen_by"]
+        point["score"] = best[0]["chosen_by"]
         for name in CHOSEN:
-            point[name] = chosen[0]["arguments"].get(name)
-        point["scores"] = {run["seed"]: in_percent(run, run["best_scores"]) for run in chosen}
-        point["last"] = {run["seed"]: in_percent(run, run["epochs"][-1]) for run in chosen}
+            point[name] = best[0]["arguments"].get(name)
+        point["scores"] = {run["seed"]: in_percent(run, run["best_scores"]) for run in best}
+        point["last"] = {run["seed"]: in_percent(run, run["epochs"][-1]) for run in best}
         point["by_epochs"] = by_epochs(runs)
         points.append(point)
     return points
@@ -138,7 +149,7 @@ def by_epochs(runs: Sequence[Results]) -> dict[float, float]:
 
 
 def print_spread(points: Points) -> None:
-    """Print the standard deviation over the seeds and the interquartile range, as the paper does."""
+    """Print the paper's statistics over the seeds: standard deviation, interquartile range."""
     for point in points:
         for epoch, scores in (("best", point["scores"]), ("last", point["last"])):
             values = [*scores.values()]
@@ -206,7 +217,7 @@ def draw_seeds(points: Points) -> Figure:
     for point in points:
         best, last = [*point["scores"].values()], [*point["last"].values()]
         boxes[_name(point)] = {"best epoch": best, "last epoch": last}
-    seeds = seeds_of(len(point["scores"]) for point in points)
+    seeds = seeds_of(map(len, values_of(points, "scores")))
     return draw_boxes(boxes, f"{_task(points)}, {seeds}", _score(points))
 
 
@@ -216,7 +227,7 @@ def draw_lengths(points: Points) -> Figure:
     A point is the mean over the seeds after the last epoch, from one length.
     """
     pretrained = [point for point in points if point["pretraining_steps"]]
-    lengths = sorted({point["pretraining_steps"] for point in pretrained})
+    lengths = sorted({*values_of(pretrained, "pretraining_steps")})
     group = f"{len(lengths)} lengths of pretraining,\n{lengths[0]:,} to {lengths[-1]:,} steps"
     boxes: dict[str, list[float]] = defaultdict(list)
     for point in pretrained:
@@ -250,7 +261,9 @@ def draw_learning_curves(points: Points) -> Figure:
 def draw_boxes(boxes: Boxes, title: str, score: str, groups: str | None = None) -> Figure:
     """Draw box plots: a group for each name, a box for each kind, all scores as points."""
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 + 0.3 * max(2, len(boxes))))
-    kinds = [*dict.fromkeys(kind for group in boxes.values() for kind in group)]
+    kinds: dict[str, None] = {}  # in their order
+    for group in boxes.values():
+        kinds |= dict.fromkeys(group)
     for number, (kind, color) in enumerate(zip(kinds, COLORS, strict=False)):
         shift = 0.4 * (number - (len(kinds) - 1) / 2)
         scores = {}

@@ -31,12 +31,14 @@ from figures.drawing import (
     legend,
     panels,
     seeds_of,
+    select,
     show_counts,
     styles,
+    values_of,
     write_points,
 )
 from results.additional import counted_once
-from results.lines import Cell, Columns, TableLine, arrange, columns
+from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.read import Results, finished
 from sweeping.runs import CHOSEN
 
@@ -81,37 +83,37 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
     lines = arrange(finished(folder), CHOSEN)
-    shown = _drawn_columns(columns(lines, arguments.score))
-    each = arguments.each or len(shown) == 1
-    points = summarize(lines, shown, arguments.split, each)
+    columns = _drawn_columns(find_columns(lines, arguments.score))
+    each = arguments.each or len(columns) == 1
+    points = summarize(lines, columns, arguments.split, each)
     write_points(folder / "tradeoff.jsonl", points)
     save(draw(points, arguments.split), folder / "tradeoff")
 
 
-def _drawn_columns(shown: Columns) -> dict[str, tuple[str, str]]:
+def _drawn_columns(columns: Columns) -> dict[str, tuple[str, str]]:
     """Return the columns without the second one of a task, and without WNLI beside others."""
-    tasks = counted_once(task for task, _ in shown.values())
-    drawn = {name: column for name, column in shown.items() if column[0] in tasks}
+    tasks = counted_once(task for task, _ in columns.values())
+    drawn = {name: column for name, column in columns.items() if column[0] in tasks}
     if len(tasks) > 1:
         drawn.pop("WNLI", None)
     return drawn
 
 
 def summarize(
-    lines: Sequence[TableLine], shown: Columns, split: str = "validation", each: bool = False
+    lines: Sequence[TableLine], columns: Columns, split: str = "validation", each: bool = False
 ) -> list[Point]:
     """Return a point per method and size, or with `each` one per task as well.
 
     A point has trained parameters, and the low, middle and high score. A size without runs on all
     tasks is left out of a median: one over fewer tasks would be no point of the same curve.
     """
-    sizes = _complete_sizes(lines, shown, split, each)
+    sizes = _complete_sizes(lines, columns, split, each)
     points = []
     if each:
         for size in sizes:
             for name, scores in size.scores.items():
                 values = band([*scores.values()])
-                facts = {"panel": name, "relative": False, "score": shown[name][1]}
+                facts = {"panel": name, "relative": False, "score": columns[name][1]}
                 points.append(_point(size, [name], values) | facts)
     else:
         full = _scores_of_full(sizes)
@@ -119,27 +121,27 @@ def summarize(
             values = percentiles(size.scores, full)
             facts = {"panel": "", "relative": full is not None, "score": "score"}
             points.append(_point(size, [*size.scores], values) | facts)
-    if len({(point["panel"], point["series"], point["size"]) for point in points}) < len(points):
-        labels = "; ".join(line.label for line in lines)
-        raise RecipeError(f"Each of these lines needs a folder of its own: {labels}.")
+    places = {(point["panel"], point["series"], point["size"]) for point in points}
+    if len(places) < len(points):
+        raise RecipeError(f"Each of these lines needs a folder of its own: {join_labels(lines)}.")
     return sorted(points, key=lambda point: point["trained_parameters"])
 
 
 def _complete_sizes(
-    lines: Sequence[TableLine], shown: Columns, split: str, each: bool
+    lines: Sequence[TableLine], columns: Columns, split: str, each: bool
 ) -> list[Size]:
     """Return the sizes that have scores; without `each`, those that have them on all tasks."""
     sizes = []
     for line in lines:
-        scores = line.scores(shown, split)
-        missing = sorted(shown.keys() - scores.keys())
+        scores = line.scores(columns, split)
+        missing = sorted(columns.keys() - scores.keys())
         if missing and not each:
             print(f"{line.label}: left out, as it has no run on {', '.join(missing)}")
         elif scores:
-            sizes.append(Size(line, line.cells_of(shown), scores))
+            sizes.append(Size(line, line.cells_of(columns), scores))
     if not sizes:
         raise RecipeError(
-            f"No size has runs on all of {', '.join(shown)}. Make them with "
+            f"No size has runs on all of {', '.join(columns)}. Make them with "
             "recipes/studies/sweep.py."
         )
     return sizes
@@ -173,11 +175,12 @@ def _point(size: Size, names: Sequence[str], values: Mapping[str, float]) -> Poi
     runs: list[Results] = []
     for name in names:
         runs += size.cells[name].seeds.values()
+    arguments = values_of(runs, "arguments")
     return {
-        "series": series(size.line.method, runs[0]["arguments"]),
-        "size": _printed_size(size.line.method, runs[0]["arguments"]),
-        "learning_rates": sorted({run["arguments"]["learning_rate"] for run in runs}),
-        "trained_parameters": round(mean(run["trainable_parameters"] for run in runs)),
+        "series": series(size.line.method, arguments[0]),
+        "size": _printed_size(size.line.method, arguments[0]),
+        "learning_rates": sorted({*values_of(arguments, "learning_rate")}),
+        "trained_parameters": round(mean(values_of(runs, "trainable_parameters"))),
         **values,
         "scores": {name: [*size.scores[name].values()] for name in names},
     }
@@ -206,13 +209,12 @@ def series(method: str, arguments: Mapping[str, Any]) -> str:
 def draw(points: Points, split: str = "validation") -> Figure:
     """Draw a curve and a band per series; a series of one point is a marker with a bar."""
     order = [*NAMES.values()]
-    names = {point["series"] for point in points}
+    names = {*values_of(points, "series")}
     style = styles(sorted(names, key=lambda name: (order.index(name.partition(", ")[0]), name)))
-    by_panel: dict[str, list[Mapping[str, Any]]] = {}
-    for point in points:
-        by_panel.setdefault(point["panel"], []).append(point)
-    figure, panes = panels(len(by_panel), COLUMN, most=2)
-    for axes, in_panel in zip(panes, by_panel.values(), strict=True):
+    in_order = [*dict.fromkeys(values_of(points, "panel"))]
+    figure, panes = panels(len(in_order), COLUMN, most=2)
+    for axes, name in zip(panes, in_order, strict=True):
+        in_panel = select(points, panel=name)
         _label_panel(axes, in_panel, split)
         _draw_panel(axes, in_panel, style)
     return legend(figure)
@@ -225,7 +227,7 @@ def _label_panel(axes: Axes, points: Points, split: str) -> None:
     counts: list[int] = []
     for point in points:
         tasks += [task for task in point["scores"] if task not in tasks]
-        counts += [len(values) for values in point["scores"].values()]
+        counts += map(len, point["scores"].values())
     if len(tasks) > 1:
         title = f"{len(tasks)} tasks, {seeds_of(counts)}:\nmedian, 20th to 80th percentile"
     else:
@@ -242,14 +244,14 @@ def _draw_panel(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
     if relative:
         points = [point for point in points if point["series"] != FULL]
     for name in style:
-        curve = [point for point in points if point["series"] == name]
+        curve = select(points, series=name)
         if curve:
             draw_curve(axes, curve, "trained_parameters", label=name, **style[name])
             _print_sizes(axes, curve, style[name]["color"])
     if relative:
         axes.axhline(0, color="black", linestyle="--", linewidth=0.8, label=FULL)
     show_counts(axes)
-    _mark_counts(axes, [point["trained_parameters"] for point in points])
+    _mark_counts(axes, values_of(points, "trained_parameters"))
 
 
 def _print_sizes(axes: Axes, curve: Points, color: str) -> None:

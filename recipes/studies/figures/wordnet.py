@@ -1,8 +1,8 @@
 """Synonyms from the files of WordNet's database.
 
 They are those of Debian's wordnet-base or NLTK's corpora/wordnet. WordNet's manual pages wndb(5WN)
-and cntlist(5WN) describe their format. NLTK's own reader would need its copy of the data, a download
-that Debian's package makes unnecessary.
+and cntlist(5WN) describe their format. NLTK's own reader would need its copy of the data, a
+download that Debian's package makes unnecessary.
 """
 
 from collections import defaultdict

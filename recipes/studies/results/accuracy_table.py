@@ -36,17 +36,18 @@ def accuracies(lines: Sequence[TableLine]) -> pd.DataFrame:
         if by_task:
             tested.append(line)
             ours[line.label] = by_task
-    tasks = [task for task in PAPER if any(task in column for column in ours.values())]
+    tested_tasks = set[str]().union(*ours.values())
+    tasks = [task for task in PAPER if task in tested_tasks]
     if not tasks:
         return pd.DataFrame()
     papers = {name: _paper_accuracies(name, tasks) for name in PAPER_COLUMNS}
     cells: dict[str, dict[str, str]] = {}
     for task in tasks:
-        cells[proper_name(task)] = {
-            **{name: with_error(papers[name].get(task), digits=1) for name in papers},
-            **{name: with_error(ours[name].get(task)) for name in ours},
-            "data": _describe_data(task, tested),
-        }
+        cells[proper_name(task)] = {"data": _describe_data(task, tested)}
+        for name in papers:
+            cells[proper_name(task)][name] = with_error(papers[name].get(task), digits=1)
+        for name in ours:
+            cells[proper_name(task)][name] = with_error(ours[name].get(task))
     for name, averaged in _averages_over(tasks).items():
         cells[name] = _means_of_papers(papers, averaged) | _means_of_ours(ours, averaged)
     cells["as printed"] = dict(zip(PAPER_COLUMNS, PRINTED, strict=True))

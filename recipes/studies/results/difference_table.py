@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from results.additional import counted_once
-from results.lines import Columns, TableLine
+from results.lines import Columns, TableLine, join_labels
 from results.means import MeanAndError, difference, mean_over
 from results.table import table_of, with_error
 
@@ -14,7 +14,7 @@ MEAN = "mean of these columns"
 
 
 def compared(
-    lines: Sequence[TableLine], base: TableLine, shown: Columns, split: str = "validation"
+    lines: Sequence[TableLine], base: TableLine, columns: Columns, split: str = "validation"
 ) -> pd.DataFrame:
     """Return the lines' differences to another line, each with its standard error, and their mean.
 
@@ -22,14 +22,18 @@ def compared(
     """
     cells = {}
     for line in lines:
-        changes = differences_to(line, base, shown, split)
+        changes = differences_to(line, base, columns, split)
         if not changes or line.cells.items() <= base.cells.items():
             continue
-        tasks = counted_once(shown[name][0] for name in changes)
-        counted = [change for name, change in changes.items() if shown[name][0] in tasks]
-        cells[line.label] = {name: with_error(changes[name], sign="+") for name in changes}
-        cells[line.label][MEAN] = f"{with_error(mean_over(counted), sign='+')} of {len(counted)}"
-    return table_of(cells, [*shown, MEAN])
+        tasks = counted_once(columns[name][0] for name in changes)
+        counted, texts = [], {}
+        for name, change in changes.items():
+            texts[name] = with_error(change, sign="+")
+            if columns[name][0] in tasks:
+                counted.append(change)
+        texts[MEAN] = f"{with_error(mean_over(counted), sign='+')} of {len(counted)}"
+        cells[line.label] = texts
+    return table_of(cells, [*columns, MEAN])
 
 
 def full_fine_tuning(lines: Iterable[TableLine]) -> TableLine:
@@ -44,16 +48,15 @@ def full_fine_tuning(lines: Iterable[TableLine]) -> TableLine:
     runs = {}
     for line in full:
         runs |= line.runs
-    label = "; ".join(line.label for line in reversed(full))
-    return TableLine(label, "full", runs, full[0].chosen)
+    return TableLine(join_labels(reversed(full)), "full", runs, full[0].choices)
 
 
 def differences_to(
-    line: TableLine, base: TableLine, shown: Columns, split: str = "validation"
+    line: TableLine, base: TableLine, columns: Columns, split: str = "validation"
 ) -> dict[str, MeanAndError]:
     """Return the line's means minus another's, in the columns that both have.
 
     Each has the standard error of the difference.
     """
-    ours, theirs = line.scores(shown, split), base.scores(shown, split)
+    ours, theirs = line.scores(columns, split), base.scores(columns, split)
     return {name: difference(ours[name], theirs[name]) for name in ours if name in theirs}

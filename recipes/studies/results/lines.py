@@ -53,13 +53,13 @@ class Cell:
         return values
 
     def evaluations(self) -> list[list[dict[str, float]]]:
-        """Return the evaluations of all seeds, step by step, for the steps that all of them have."""
+        """Return the seeds' evaluations, step by step, for the steps that all of them have."""
         by_step: dict[float, list[dict[str, float]]] = defaultdict(list)
         for results in self.seeds.values():
             for evaluation in results["epochs"]:
                 by_step[evaluation["step"]].append(evaluation)
-        steps = sorted(step for step in by_step if len(by_step[step]) == len(self.seeds))
-        return [by_step[step] for step in steps]
+        in_order = sorted(by_step.items())
+        return [of_seeds for _, of_seeds in in_order if len(of_seeds) == len(self.seeds)]
 
     def mean(self, score: str, split: str = "validation") -> MeanAndError | None:
         """Return a score's mean over the seeds and its standard error, in percent."""
@@ -74,10 +74,10 @@ class TableLine:
     label: str
     method: str
     runs: dict[str, list[Results]]
-    chosen: Sequence[str]  # the arguments that validation chooses for each task
+    choices: Sequence[str]  # the arguments that validation chooses for each task
 
     def __post_init__(self) -> None:
-        self.cells = {task: best_cell(self.runs[task], self.chosen) for task in self.runs}
+        self.cells = {task: best_cell(self.runs[task], self.choices) for task in self.runs}
 
     def cell(self, task: str, score: str) -> Cell | None:
         """Return the runs of a column.
@@ -86,7 +86,7 @@ class TableLine:
         the papers.
         """
         if task in self.runs and score == MISMATCHED:
-            return best_cell(self.runs[task], self.chosen, score)
+            return best_cell(self.runs[task], self.choices, score)
         return self.cells.get(task)
 
     def cells_of(self, columns: Columns) -> dict[str, Cell]:
@@ -113,10 +113,12 @@ class TableLine:
         As in the papers, MNLI counts as two tasks, complaints as one, and WNLI not at all beside
         others.
         """
-        tasks = [task for task in counted_once(self.cells) if task != "wnli"]
-        cells = [self.cells[task] for task in tasks or self.cells]
+        tasks = counted_once(self.cells)
+        if len(tasks) > 1 and "wnli" in tasks:
+            tasks.remove("wnli")
+        cells = [self.cells[task] for task in tasks]
         if "mnli" in self.cells and MISMATCHED in self.cells["mnli"].best["best_scores"]:
-            cells.append(best_cell(self.runs["mnli"], self.chosen, MISMATCHED))
+            cells.append(best_cell(self.runs["mnli"], self.choices, MISMATCHED))
         trained, shares = [], []
         for cell in cells:
             results = cell.best if best else cell.first
@@ -141,33 +143,36 @@ class Sizes(NamedTuple):
     tasks: int
 
 
-def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[TableLine]:
+def arrange(results: Iterable[Results], choices: Sequence[str]) -> list[TableLine]:
     """Arrange results as lines of cells. Runs without a validation score are left out.
 
     A mean is over seeds only. So runs of a method are in different lines if they differ in an
-    argument that differs between runs of one task, except the seed and those in `chosen`. What
+    argument that differs between runs of one task, except the seed and those in `choices`. What
     differs only between tasks, such as --max_train_samples for a large one, makes no lines, except
     OF_LINE; `differences` names it.
     """
     runs = []
     for run in results:
         if run["best_score"] is not None:
-            runs.append((run, _compared(run, chosen)))
+            runs.append((run, _compared(run, choices)))
     differing = _differing_in_a_task(runs)
-    lines: dict[str, dict[str, list[Results]]] = {}
+    # By the options of the line, as text, and by task.
+    lines: dict[str, dict[str, list[Results]]] = defaultdict(lambda: defaultdict(list))
     for run, arguments in runs:
-        method = run["method"]
-        options = {name: arguments[name] for name in OF_LINE & arguments.keys()}
-        options |= {name: arguments.get(name) for name in differing[method]}
-        key = json.dumps({**options, "method": method}, sort_keys=True)
-        tasks = lines.setdefault(key, {})
-        tasks.setdefault(run["task"], []).append(run)
-    all_options = [json.loads(key) for key in lines]
+        options = {"method": run["method"]}
+        for name in differing[run["method"]] | (OF_LINE & arguments.keys()):
+            options[name] = arguments.get(name)
+        lines[json.dumps(options, sort_keys=True)][run["task"]].append(run)
+    of_all = list(map(json.loads, lines))
     arranged = []
-    for options, tasks in zip(all_options, lines.values(), strict=True):
-        label = _label(options, all_options)
-        arranged.append(TableLine(label, options["method"], tasks, chosen))
+    for options, tasks in zip(of_all, lines.values(), strict=True):
+        label = _label(options, of_all)
+        arranged.append(TableLine(label, options["method"], dict(tasks), choices))
     return arranged
+
+
+def join_labels(lines: Iterable[TableLine]) -> str:
+    return "; ".join(line.label for line in lines)
 
 
 def _differing_in_a_task(
@@ -185,11 +190,13 @@ def _differing_in_a_task(
 
 def _differing(mappings: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the names whose values differ, or that some of the mappings lack."""
-    values: dict[str, set[str]] = defaultdict(set)
     mappings = list(mappings)
-    for name in set().union(*mappings):
-        values[name] = {json.dumps(mapping.get(name)) for mapping in mappings}
-    return {name for name in values if len(values[name]) > 1}
+    differing = set()
+    for name in set[str]().union(*mappings):
+        values = {json.dumps(mapping.get(name)) for mapping in mappings}
+        if len(values) > 1:
+            differing.add(name)
+    return differing
 
 
 def differences(line: TableLine) -> dict[str, str]:
@@ -197,12 +204,12 @@ def differences(line: TableLine) -> dict[str, str]:
 
     Those that validation chooses are not among them.
     """
-    by_task = {task: _compared(cell.first, line.chosen) for task, cell in line.cells.items()}
+    by_task = {task: _compared(cell.first, line.choices) for task, cell in line.cells.items()}
     names = sorted(_differing(by_task.values()))
     return {task: _describe(arguments, names) for task, arguments in by_task.items()}
 
 
-def _compared(results: Results, chosen: Sequence[str]) -> dict[str, Any]:
+def _compared(results: Results, choices: Sequence[str]) -> dict[str, Any]:
     """Return the arguments that change what a run of its method learns.
 
     Equal ones have equal values.
@@ -211,7 +218,7 @@ def _compared(results: Results, chosen: Sequence[str]) -> dict[str, Any]:
     processes = (results.get("strategy") or {}).get("processes", 1)
     arguments: dict[str, Any] = {}
     for name, value in by_rows_per_step(results["arguments"], processes).items():
-        if is_free(name) or name in ("task", "seed", *chosen):
+        if is_free(name) or name in ("task", "seed", *choices):
             continue
         if is_meant_for(results["method"], name):
             # A default of 10 epochs is 10.0 on the command line.
@@ -246,8 +253,8 @@ def _describe(arguments: Mapping[str, Any], names: Iterable[str]) -> str:
     return ", ".join(words)
 
 
-def best_cell(runs: Sequence[Results], chosen: Sequence[str], score: str | None = None) -> Cell:
-    """Return the cell of a task's runs, which differ in the seed and in the arguments `chosen`.
+def best_cell(runs: Sequence[Results], choices: Sequence[str], score: str | None = None) -> Cell:
+    """Return the cell of a task's runs, which differ in the seed and in the arguments `choices`.
 
     Validation chooses by a recorded score, or by the one that has chosen each run's epoch.
     """
@@ -259,34 +266,35 @@ def best_cell(runs: Sequence[Results], chosen: Sequence[str], score: str | None 
 
     points: dict[tuple[Any, ...], dict[int, Results]] = defaultdict(dict)
     for run in runs:
-        point = tuple(run["arguments"].get(name) for name in chosen)
+        point = tuple(run["arguments"].get(name) for name in choices)
         points[point][run["seed"]] = run
-    scores, compared = {}, []
+    scores, compared = {}, list[Results]()
     for point, seeds in points.items():
-        scores[point] = [value(run) for run in seeds.values()]
+        scores[point] = list(map(value, seeds.values()))
         compared += seeds.values()
     lower = any(lower_is_better(run["chosen_by"]) for run in compared)
     best = min(compared, key=value) if lower else max(compared, key=value)
     return Cell(points[choose(scores, lower)], best)
 
 
-def columns(lines: Iterable[TableLine], score: str = "main") -> dict[str, tuple[str, str]]:
+def find_columns(lines: Iterable[TableLine], score: str = "main") -> dict[str, tuple[str, str]]:
     """Return task and score of each column with runs: GLUE's, then the other tasks' main scores.
 
     With the score "accuracy", tasks show their accuracy if all of their runs have one.
     """
-    lines = list(lines)
-    shown = {}
-    for name, (task, main_score) in (COLUMNS | WNLI).items():
-        if any(line.cell(task, main_score) for line in lines):
-            shown[name] = (task, main_score)
+    by_task: dict[str, list[Cell]] = defaultdict(list)
     for line in lines:
         for task, cell in line.cells.items():
-            if task not in GLUE_TASKS:
-                shown.setdefault(task, (task, cell.best["chosen_by"]))
+            by_task[task].append(cell)
+    columns = {}
+    for name, (task, main_score) in (COLUMNS | WNLI).items():
+        if task in by_task:
+            columns[name] = (task, main_score)
+    for task, cells in by_task.items():
+        if task not in GLUE_TASKS:
+            columns[task] = (task, cells[0].best["chosen_by"])
     if score == "accuracy":
-        for name, (task, _) in shown.items():
-            cells = [line.cells[task] for line in lines if task in line.cells]
-            if all(cell.by_seed("accuracy") for cell in cells):
-                shown[name] = (task, "accuracy")
-    return shown
+        for name, (task, _) in columns.items():
+            if all(cell.by_seed("accuracy") for cell in by_task[task]):
+                columns[name] = (task, "accuracy")
+    return columns

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from common.scores import COLUMNS, ByTask, mean_of_nine, server_average
-from results.lines import Cell, Columns, TableLine, columns
+from results.lines import Cell, Columns, TableLine, find_columns
 from results.means import MeanAndError, mean_and_error
 from results.numbers import PAPER_LINES, SECOND_COLUMNS, SQUAD, PaperLine
 from results.read import NO_BERT
@@ -17,35 +17,33 @@ from results.table import MISSING, table_of, with_error
 def scores(lines: Sequence[TableLine]) -> pd.DataFrame:
     """Return the mean over the seeds and the best run of each line, and the papers' lines.
 
-    A paper's line is shown if it has a score in one of the columns.
+    A paper's line is columns if it has a score in one of the columns.
     """
-    shown = columns(lines) | second_columns(lines)
+    columns = find_columns(lines) | second_columns(lines)
     cells: dict[str, dict[str, Any]] = {}
     for line in lines:
-        of_means = line.cells_of(shown)
-        of_best = {name: _best_alone(cell) for name, cell in of_means.items()}
-        cells[f"{line.label}: mean"] = _sizes(line, best=False) | _scores(of_means, shown)
-        cells[f"{line.label}: best"] = _sizes(line, best=True) | _scores(of_best, shown)
-    averages = []
-    for name in AVERAGES:
-        if any(values[name] != MISSING for values in cells.values()):
-            averages.append(name)
+        of_means = line.cells_of(columns)
+        of_best = {name: _best_alone(of_means[name]) for name in of_means}
+        cells[f"{line.label}: mean"] = _sizes(line, best=False) | _scores(of_means, columns)
+        cells[f"{line.label}: best"] = _sizes(line, best=True) | _scores(of_best, columns)
+    table = table_of(cells)
+    averages = [name for name in AVERAGES if lines and (table[name] != MISSING).any()]
     for label, paper in PAPER_LINES.items():
-        if paper.scores.keys() & shown.keys():
+        if paper.scores.keys() & columns.keys():
             cells[label] = _of_paper(paper)
-    if "squad" in shown:
+    if "squad" in columns:
         for name, f1 in SQUAD.items():
             cells[f"Houlsby 2019, BERT-large: {name}"] = {"squad": f"{f1}"}
-    return table_of(cells, ["trained", "total", *shown, *averages])
+    return table_of(cells, ["trained", "total", *columns, *averages])
 
 
 def second_columns(lines: Sequence[TableLine]) -> dict[str, tuple[str, str]]:
     """Return the columns of the tasks' second scores, as far as there are runs that have them."""
-    shown = {}
+    columns = {}
     for name, column in SECOND_COLUMNS.items():
         if any(line.scores({name: column}) for line in lines):
-            shown[name] = column
-    return shown
+            columns[name] = column
+    return columns
 
 
 def _best_alone(cell: Cell) -> Cell:
@@ -64,10 +62,12 @@ def _sizes(line: TableLine, best: bool) -> dict[str, str]:
     }
 
 
-def _scores(cells: Mapping[str, Cell], shown: Columns) -> dict[str, str]:
+def _scores(cells: Mapping[str, Cell], columns: Columns) -> dict[str, str]:
     """Return the cells with the scores and their averages."""
-    texts = {name: with_error(cell.mean(shown[name][1])) for name, cell in cells.items()}
-    samples = _samples(cells, shown)
+    texts = {}
+    for name, cell in cells.items():
+        texts[name] = with_error(cell.mean(columns[name][1]))
+    samples = _samples(cells, columns)
     for name, average in AVERAGES.items():
         texts[name] = with_error(_mean_of(average, samples))
     return texts
@@ -75,8 +75,8 @@ def _scores(cells: Mapping[str, Cell], shown: Columns) -> dict[str, str]:
 
 def mean_of_both(scores: ByTask) -> float | None:
     """Return the mean of the accuracies of CoLA and MRPC, the total of Whritenour and Schoch."""
-    both = [scores.get(task, {}).get("accuracy") for task in ("cola", "mrpc")]
-    return _mean_of_all(both)
+    accuracies = [scores.get(task, {}).get("accuracy") for task in ("cola", "mrpc")]
+    return _mean_of_all(accuracies)
 
 
 BOTH = "mean of CoLA and MRPC"
@@ -87,16 +87,20 @@ AVERAGES: dict[str, Callable[[ByTask], float | None]] = {
 }
 
 
-def _samples(cells: Mapping[str, Cell], shown: Columns) -> list[dict[str, dict[str, float]]]:
+def _samples(cells: Mapping[str, Cell], columns: Columns) -> list[dict[str, dict[str, float]]]:
     """Return the scores by task, for each seed if all columns have the same seeds.
 
     Otherwise there is one sample: the means over the seeds, whose average has no error.
     """
-    by_column = {shown[name]: cell.by_seed(shown[name][1]) for name, cell in cells.items()}
-    by_column = {column: by_seed for column, by_seed in by_column.items() if by_seed}
-    seeds = [by_seed.keys() for by_seed in by_column.values()]
-    if any(of_column != seeds[0] for of_column in seeds):
-        by_column = {column: {0: mean(by_seed.values())} for column, by_seed in by_column.items()}
+    by_column = {}
+    for name, cell in cells.items():
+        by_seed = cell.by_seed(columns[name][1])
+        if by_seed:
+            by_column[columns[name]] = by_seed
+    seeds = {tuple(sorted(by_seed)) for by_seed in by_column.values()}
+    if len(seeds) > 1:
+        for column, by_seed in by_column.items():
+            by_column[column] = {0: mean(by_seed.values())}
     samples: dict[int, dict[str, dict[str, float]]] = {}
     for (task, score), by_seed in by_column.items():
         for seed, value in by_seed.items():
@@ -121,7 +125,9 @@ def _of_paper(paper: PaperLine) -> dict[str, str]:
     """Return the cells of a paper's line, with the plain means of its scores."""
     cells = {name: f"{score}" for name, score in paper.scores.items()}
     nine = _mean_of_all([paper.scores.get(name) for name in COLUMNS])
-    both = _mean_of_all([paper.scores.get(name) for name in ("CoLA accuracy", "MRPC accuracy")])
+    mean_of_two = _mean_of_all(
+        [paper.scores.get(name) for name in ("CoLA accuracy", "MRPC accuracy")]
+    )
     if paper.trained:
         cells["trained"] = f"{paper.trained}%"
     if paper.size:
@@ -130,8 +136,8 @@ def _of_paper(paper: PaperLine) -> dict[str, str]:
         cells["server's average"] = f"{paper.total} printed"
     if nine:
         cells["mean of nine"] = f"{nine:.1f}"
-    if both:
-        cells[BOTH] = f"{both:.2f}"
+    if mean_of_two:
+        cells[BOTH] = f"{mean_of_two:.2f}"
     return cells
 
 

@@ -1,5 +1,6 @@
 """A table of results as text: how cells look, and how tables are printed and written."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,14 @@ def table_of(
     A dash stands for what is missing.
     """
     if names is None:
-        names = dict.fromkeys(name for line in lines.values() for name in line)
-    columns = list(names)
-    cells = []
-    for line in lines.values():
-        values = [line.get(name) for name in columns]
-        cells.append([MISSING if value is None else value for value in values])
-    return pd.DataFrame(cells, [*lines], columns, dtype=object)
+        names = itertools.chain(*lines.values())
+    columns = list(dict.fromkeys(names))
+    table = pd.DataFrame(MISSING, [*lines], columns, dtype=object)
+    for label, line in lines.items():
+        for name in columns:
+            if line.get(name) is not None:
+                table.at[label, name] = line[name]
+    return table
 
 
 def show(pages: Pages, path: Path) -> None:

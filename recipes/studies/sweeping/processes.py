@@ -1,4 +1,4 @@
-"""Runs of a sweep on this machine: locked, started and stopped, one at a time per slot of devices."""
+"""Runs of a sweep on this machine: locked, started and stopped, one at a time per slot."""
 
 import fcntl
 import os
@@ -90,8 +90,8 @@ def find_slots(jobs: int | None, config_file: str | None = None) -> list[dict[st
 
     if not torch.cuda.is_available():
         return _share_cores(jobs or 1)
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    devices = named or [str(number) for number in range(torch.cuda.device_count())]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(",", " ").split()
+    devices = named or list(map(str, range(torch.cuda.device_count())))
     per_run = count_processes(config_file) if config_file else 1
     # Devices that are too few for another run stay idle; one run starts in any case.
     starts = range(0, max(1, len(devices) - per_run + 1), per_run)

@@ -121,7 +121,7 @@ def make_runs(
 
 
 def _settings(point: Point) -> str:
-    """Return the name of a point's folder, such as method=houlsby,r=64,learning_rate=0.001,seed=0."""
+    """Return the name of a point's folder, such as method=houlsby,r=64,seed=0."""
     settings = [f"{axis}={_plain(point[axis])}" for axis in point if axis != "task"]
     return ",".join(settings) or "run"
 

@@ -47,8 +47,9 @@ class Search:
         best = best_point(self.runs)
         if best is None:
             return []
-        at_best = [self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds]
-        return self._unfinished(at_best)
+        return self._unfinished(
+            self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds
+        )
 
     def count_left(self) -> int:
         """Return the number of runs that are left, also of those whose values are not known yet."""
@@ -143,7 +144,7 @@ def _distribution(axis: str, text: str) -> BaseDistribution:
 def make_searches(
     output: Path,
     runs: Sequence[PlannedRun],
-    chosen: Sequence[str] = CHOICES,
+    choices: Sequence[str] = CHOICES,
     search_seeds: int | None = None,
     n_trials: int | None = None,
     storage: str | None = None,
@@ -157,7 +158,7 @@ def make_searches(
     seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
     other_seeds = seeds[search_seeds:] if search_seeds else []
     searching = [run for run in runs if run.point.get("seed") not in other_seeds]
-    by_name = _group(searching, output, _ranges(runs[0]) or chosen)
+    by_name = _group(searching, output, _ranges(runs[0]) or choices)
     if n_trials is None:
         return [Search(compared, other_seeds) for compared in by_name.values()]
 
@@ -172,12 +173,12 @@ def make_searches(
 
 
 def _group(
-    runs: Iterable[PlannedRun], output: Path, chosen: Sequence[str]
+    runs: Iterable[PlannedRun], output: Path, choices: Sequence[str]
 ) -> dict[str, list[PlannedRun]]:
     """Return the runs that differ only in what is chosen and in the seed, by their name."""
     by_name: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        fixed = {axis: run.point[axis] for axis in run.point if axis not in (*chosen, "seed")}
+        fixed = {axis: run.point[axis] for axis in run.point if axis not in (*choices, "seed")}
         name = str(run.at(fixed).folder.relative_to(output))
         by_name.setdefault(name, []).append(run)
     return by_name
