@@ -169,6 +169,14 @@ class TestTradeoff:
         }
         assert not any(point["relative"] for point in points)
 
+    def test_full_fine_tuning_alone_has_no_difference(self, finished_run, tmp_path):
+        for task in ("rte", "sst2"):
+            finished_run(task, "full", 0, 0.9)
+        draw("tradeoff", tmp_path)
+        (point,) = lines(tmp_path / "tradeoff.jsonl")
+        assert band(point) == [0, 0, 0]
+        assert_drawn(tmp_path / "tradeoff")
+
 
 class TestInitScale:
     def test_the_accuracy_is_shown_and_the_main_score_chooses(self, finished_run, tmp_path):
@@ -320,9 +328,19 @@ class TestCompare:
             (-7.5, 2.5)
         )  # of -10 and -5
 
+    def test_a_single_method_is_compared_with_itself(self, finished_run, tmp_path, capsys):
+        for seed, score in enumerate((0.7, 0.8)):
+            finished_run("rte", "houlsby", seed, score)
+        draw("compare", tmp_path)
+        facts = pd.read_csv(tmp_path / "compare.csv", index_col=0).iloc[0]
+        assert (facts["score"], facts["difference"], facts["seconds"]) == pytest.approx((75, 0, 9))
+        assert "Empty DataFrame" not in capsys.readouterr().out
+        with pytest.raises(RecipeError, match="--baseline must be one of: houlsby, r 64"):
+            draw("compare", tmp_path, "--baseline", "lora")
+
 
 class TestStability:
-    def test_seeds_the_chosen_rate_and_the_gradients(self, finished_run, tmp_path):
+    def test_seeds_the_chosen_rate_and_the_gradients(self, finished_run, tmp_path, capsys):
         """The best run alone is at another rate. The last epoch shows a collapse."""
         for rate, scores in {3e-4: (0.7, 0.8, 0.9), 1e-3: (0.5, 0.6, 0.95)}.items():
             for seed, score in enumerate(scores):
@@ -346,6 +364,9 @@ class TestStability:
         for row in rows:
             assert row["scores"] == {str(seed): pytest.approx(70 + 10 * seed) for seed in range(3)}
             assert row["last"] == {str(seed): pytest.approx(50) for seed in range(3)}
+        # Of 70, 80 and 90: deviations of 10, and quartiles halfway between the scores.
+        printed = "best epoch: mean 80.00, standard deviation 10.00, interquartile range 10.00"
+        assert f"RTE, adapters, {printed}, 3 seeds" in capsys.readouterr().out
         read = stability.read_norms({"folder": path.parent} for path in tmp_path.glob(f"*/{FILE}"))
         assert read["layer 0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
         for name in ("stability_rte", "gradient_norms_rte"):  # although the runs were moved

@@ -18,7 +18,10 @@ from common.scores import GLUE_TASKS, mean_of_nine, server_average
 pytest.importorskip(
     "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
 )
+import no_bert
 from common.glue_tasks import TASKS
+from recipe_runs import run as start
+from recipe_runs import write
 from results.chart import draw
 from results.lines import arrange, differences, find_columns
 from results.means import mean_and_error
@@ -427,6 +430,21 @@ class TestAccuracies:
         assert "mean of 1" in table(runs, "Test accuracy").index
         assert table(runs, "Difference to full")["mean of these columns"][OURS] == "+0.00 of 1"
         assert arrange(runs, CHOSEN)[0].sizes().tasks == 1
+
+
+def test_without_bert_on_texts_of_few_words(tmp_path):
+    """Latent semantic analysis is asked for 50 or 100 components of about 15 words."""
+    praise, complaint = ("good fine nice superb", "bad poor awful dull")
+    texts = [f"{word} film {other}" for word in praise.split() for other in praise.split()]
+    texts += [f"{word} film {other}" for word in complaint.split() for other in complaint.split()]
+    labels = ["praise"] * 16 + ["complaint"] * 16
+    for split in ("train", "validation", "test"):
+        write(tmp_path / "films" / f"{split}.csv", text=4 * texts, label=4 * labels)
+    start(no_bert, "--data", tmp_path / "films", "--models", "gradient_boosting", "--n_points", 3,
+        "--output_dir", tmp_path)  # fmt: skip
+    results = json.loads((tmp_path / "films" / "no_bert" / "results.json").read_text())
+    assert (results["best_score"], results["test"]) == (1, {"accuracy": 1})
+    assert results["settings"]["svd__n_components"] in (50, 100)
 
 
 class TestChart:

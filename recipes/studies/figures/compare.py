@@ -33,6 +33,7 @@ from results.table import MISSING, show, table_of
 from sweeping.runs import CHOICES, CHOSEN
 
 
+FULL = "full"  # the default baseline
 # What the differences are drawn against, by the name of the fact.
 AXES = {
     "trained": "trained parameters per task",
@@ -62,7 +63,7 @@ FactsByLabel = Mapping[str, Facts]
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--baseline", default="full", help="A line, by its label or by a part that only it has.")
+    add("--baseline", default=FULL, help="A line, by its label or by a part that only it has.")
     add(
         "--score",
         choices=("accuracy", "main"),
@@ -125,7 +126,13 @@ def at_epoch(results: Results, epoch: str) -> Results:
 
 
 def find_baseline(lines: Sequence[TableLine], name: str) -> TableLine:
-    """Return the line with this label, or the only one whose label has it as a part."""
+    """Return the line with this label, or the only one whose label has it as a part.
+
+    A single method without full fine-tuning beside it is compared with itself: its table still has
+    scores, sizes and times.
+    """
+    if len(lines) == 1 and name == FULL:
+        return lines[0]
     containing = []
     for line in lines:
         if line.label == name:
