@@ -41,7 +41,11 @@ def main() -> int:
     )  # only here, as the import of Optuna takes seconds
 
     output = arguments.output_dir.resolve()
-    axes = {axis: values for axis in AXES if (values := getattr(arguments, axis))}
+    axes = {}
+    for axis in AXES:
+        values = getattr(arguments, axis)
+        if values:
+            axes[axis] = values
     runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
     searches = make_searches(
         output,
@@ -54,9 +58,11 @@ def main() -> int:
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
     now: list[PlannedRun] = []
+    total = 0
     for search in searches:
         now += search.left()
-    later = sum(search.count_left() for search in searches) - len(now)
+        total += search.count_left()
+    later = total - len(now)
     print(
         f"{len(now):,} runs; then {later:,} runs whose values the search chooses", file=sys.stderr
     )
@@ -105,10 +111,13 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
 
 def check_ranges(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse a range LOW:HIGH without --n_trials, or beside other values, and the reverse."""
-    values = {axis: getattr(arguments, axis) or [] for axis in CHOICES}
-    ranges = [axis for axis in CHOICES if ":" in "".join(values[axis])]
-    are_single = all(len(values[axis]) == 1 for axis in ranges)
-    if bool(ranges) != (arguments.n_trials is not None) or not are_single:
+    has_range, are_single = False, True
+    for axis in CHOICES:
+        values = getattr(arguments, axis) or []
+        if ":" in "".join(values):
+            has_range = True
+            are_single = are_single and len(values) == 1
+    if has_range != (arguments.n_trials is not None) or not are_single:
         parser.error(
             "--n_trials samples, and a single LOW:HIGH is the range of a flag; without it, give "
             "values."

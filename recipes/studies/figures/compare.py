@@ -96,7 +96,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     columns = find_columns(lines, arguments.score)
     facts = summarize(lines, base, columns, arguments.split)
     tables = {
-        "Methods": _methods(facts),
+        "Methods": _frame(facts, object).map(_as_text),
         f"Difference to {base.label}": compared(lines, base, columns, arguments.split),
         f"Time to {arguments.share:.0%} of the best score of {base.label}": table_of(
             {line.label: times(line, base, arguments.share) for line in lines}
@@ -104,8 +104,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     }
     pages = {heading: (table, "") for heading, table in tables.items() if table.size}
     show(pages, folder / "compare.md")
-    by_label = {label: asdict(of_line) for label, of_line in facts.items()}
-    pd.DataFrame.from_dict(by_label, orient="index").to_csv(folder / "compare.csv")
+    _frame(facts).to_csv(folder / "compare.csv")
     save(draw(facts, arguments.split), folder / "compare")
 
 
@@ -186,23 +185,22 @@ def _bytes_per_run(runs: Sequence[Results]) -> int | None:
     return total // len(runs) or None
 
 
-def _methods(facts: FactsByLabel) -> pd.DataFrame:
-    """Return the facts as a table of text."""
-    cells = {}
-    for label, of_line in facts.items():
-        cells[label] = {name: _as_text(value) for name, value in asdict(of_line).items()}
-    return table_of(cells)
+def _frame(facts: FactsByLabel, dtype: type | None = None) -> pd.DataFrame:
+    """Return the facts as a data frame of numbers."""
+    return pd.DataFrame(map(asdict, facts.values()), [*facts], dtype=dtype)
 
 
 def _as_text(value: float | None) -> str:
     if value is None:
         return MISSING
-    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return f"{value:,}"
 
 
 def draw(facts: FactsByLabel, split: str) -> Figure:
     """Draw the mean difference to the baseline against parameters, bytes and seconds, if known."""
-    table = pd.DataFrame(map(asdict, facts.values()))
+    table = _frame(facts)
     drawn = [name for name in AXES if table[name].any()]
     figure, panes = panels(len(drawn), COLUMN, sharey=True)
     style = styles(facts)

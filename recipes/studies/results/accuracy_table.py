@@ -43,22 +43,16 @@ def accuracies(lines: Sequence[TableLine]) -> pd.DataFrame:
     papers = {name: _paper_accuracies(name, tasks) for name in PAPER_COLUMNS}
     cells: dict[str, dict[str, str]] = {}
     for task in tasks:
-        cells[proper_name(task)] = {"data": _describe_data(task, tested)}
+        texts = {"data": _describe_data(task, tested)}
         for name in papers:
-            cells[proper_name(task)][name] = with_error(papers[name].get(task), digits=1)
+            texts[name] = with_error(papers[name].get(task), digits=1)
         for name in ours:
-            cells[proper_name(task)][name] = with_error(ours[name].get(task))
+            texts[name] = with_error(ours[name].get(task))
+        cells[proper_name(task)] = texts
     for name, averaged in _averages_over(tasks).items():
         cells[name] = _means_of_papers(papers, averaged) | _means_of_ours(ours, averaged)
     cells["as printed"] = dict(zip(PAPER_COLUMNS, PRINTED, strict=True))
-    cells["total parameters"] = dict(TOTAL_SIZES)
-    cells["trained per task"] = dict(TRAINED)
-    for line in tested:
-        if line.method != NO_BERT:
-            sizes = line.sizes()
-            cells["total parameters"][line.label] = f"{sizes.total:.3g}x"
-            cells["trained per task"][line.label] = f"{sizes.share:.2%}"
-    return table_of(cells, [*papers, *ours, "data"])
+    return table_of(cells | _sizes(tested), [*papers, *ours, "data"])
 
 
 def _test_accuracies(line: TableLine) -> dict[str, MeanAndError]:
@@ -107,6 +101,17 @@ def _means_of_ours(ours: Mapping[str, ByTask], tasks: Sequence[str]) -> dict[str
         if column.keys() >= {*tasks}:
             means[name] = with_error(mean_over([column[task] for task in tasks]))
     return means
+
+
+def _sizes(lines: Sequence[TableLine]) -> dict[str, dict[str, str]]:
+    """Return the sizes of the papers' columns and of the lines."""
+    totals, trained = dict(TOTAL_SIZES), dict(TRAINED)
+    for line in lines:
+        if line.method != NO_BERT:
+            sizes = line.sizes()
+            totals[line.label] = f"{sizes.total:.3g}x"
+            trained[line.label] = f"{sizes.share:.2%}"
+    return {"total parameters": totals, "trained per task": trained}
 
 
 def _describe_data(task: str, lines: Sequence[TableLine]) -> str:

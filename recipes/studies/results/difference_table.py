@@ -7,6 +7,7 @@ import pandas as pd
 from results.additional import counted_once
 from results.lines import Columns, TableLine, join_labels
 from results.means import MeanAndError, difference, mean_over
+from results.read import Results
 from results.table import table_of, with_error
 
 
@@ -45,7 +46,7 @@ def full_fine_tuning(lines: Iterable[TableLine]) -> TableLine:
     if not full:
         return TableLine("", "full", {}, ())
     full.sort(key=lambda line: len(line.runs))
-    runs = {}
+    runs: dict[str, list[Results]] = {}
     for line in full:
         runs |= line.runs
     return TableLine(join_labels(reversed(full)), "full", runs, full[0].choices)

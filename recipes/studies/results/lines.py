@@ -27,6 +27,7 @@ OF_LINE = {*MEANT_FOR, "model_name", "init_adapter"}
 FOLDERS_BY_TASK = ("init_adapter", "model_name", "data")
 MAIN_SCORES = {*COLUMNS.values(), *WNLI.values()}
 MISMATCHED = "mismatched_accuracy"
+SCORES_OF = {"validation": "best_scores", "test": "test"}  # where results.json has a split's scores
 
 
 @dataclass
@@ -43,10 +44,9 @@ class Cell:
 
     def by_seed(self, score: str, split: str = "validation") -> dict[int, float]:
         """Return a score in percent by seed; empty if a run does not have it."""
-        key = "best_scores" if split == "validation" else "test"
         values = {}
         for seed, results in self.seeds.items():
-            scores = results.get(key) or {}
+            scores = results.get(SCORES_OF[split]) or {}
             if score not in scores:
                 return {}
             values[seed] = in_percent(results, scores, score)
@@ -239,8 +239,7 @@ def _label(options: Mapping[str, Any], of_all: Iterable[Mapping[str, Any]]) -> s
     same_method = [line for line in of_all if line["method"] == method]
     differing = _differing(same_method)
     names = [name for name in options if name in CHOICES or name in differing]
-    described = _describe(options, names)
-    return f"{method}, {described}" if described else method
+    return ", ".join(filter(None, [method, _describe(options, names)]))
 
 
 def _describe(arguments: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -109,13 +109,16 @@ class SampledSearch(Search):
             return taken
         run = self._sample()
         locked = lock(run.folder / "lock")
-        return None if locked is None else (run, locked)
+        if locked is None:
+            return None
+        return run, locked
 
     def _sample(self) -> PlannedRun:
         """Return the run at a new point, which Optuna records."""
         trial = self.study.ask(self.space)
-        sampled = {axis: str(value) for axis, value in trial.params.items()}
-        point = {**self.run.point, **sampled}
+        point = dict(self.run.point)
+        for axis, value in trial.params.items():
+            point[axis] = str(value)
         trial.set_user_attr("point", point)
         self._read()
         return self.run.at(point)
@@ -203,7 +206,9 @@ def execute_all(
     It waits for the runs of other processes. A failed run has the last lines of its log.
     """
     stopped = threading.Event()
-    total = sum(search.count_left() for search in searches)
+    total = 0
+    for search in searches:
+        total += search.count_left()
     often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
     with (
         ThreadPoolExecutor(len(slots)) as threads,
