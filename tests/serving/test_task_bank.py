@@ -5,6 +5,7 @@ whatever fails.
 from __future__ import annotations
 
 import gc
+import json
 import random
 import sys
 import threading
@@ -22,7 +23,7 @@ from transformers import (
     BertTokenizer,
 )
 
-from houlsby_peft import AdapterError, HoulsbyConfig, HubError, TaskBank, load
+from houlsby_peft import AdapterError, HoulsbyConfig, HubError, TaskBank, TaskSource, load
 from houlsby_peft.hub.metadata import as_list
 from hub_models import WORDS, make_adapter, make_base
 from tiny_models import perturb
@@ -266,6 +267,47 @@ def test_what_cannot_be_loaded_is_refused_and_the_others_go_on(base, folders, al
         AdapterError, match=r"among those of the bank: .'sentiment', .*; got unknown\."
     ):
         bank.predict([request, ("unknown", WORDS[0]), ("neither", WORDS[0])])
+
+
+def test_errors_in_place_of_results_leave_nothing_in_the_model(base, folders, alone, tmp_path):
+    """Neither what is refused at the gate, nor what fails when the adapter has been added."""
+    bad = {
+        name: make_adapter(tmp_path / name, base, str(base), trainable_token_indices=[7, 9])
+        for name in ("far", "unlike")
+    }
+    for name, tokens in {"far": [7, -900], "unlike": [7, 9, 11]}.items():
+        path = bad[name] / "adapter_config.json"
+        fields = json.loads(path.read_text()) | {"trainable_token_indices": tokens}
+        path.write_text(json.dumps(fields))
+    bank = TaskBank(
+        {**folders, **bad, "no threshold": TaskSource(folders["similarity"], None, 0.5)}
+    )
+    requests = [("topic", WORDS[0]), *((task, WORDS[0]) for task in (*bad, "no threshold"))]
+    shapes = []
+    for _ in range(3):
+        found = bank.predict(requests, return_errors=True)
+        assert_as_alone(found[:1], requests[:1], alone)
+        assert [type(item) for item in found[1:]] == [AdapterError, AdapterError, ValueError]
+        model = bank_model(bank)
+        shapes.append([(name, type(module)) for name, module in model.named_modules()])
+        assert list(model.peft_config) == ["task_1"]
+    assert shapes[1:] == shapes[:1] * 2
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_has_at_least_one_input(size, folders):
+    bank = TaskBank(folders)
+    with pytest.raises(ValueError, match=f"batch_size must be at least 1; got {size}"):
+        bank.predict([("topic", WORDS[0])], batch_size=size)
+    with pytest.raises(ValueError, match=f"batch_size must be at least 1; got {size}"):
+        load(folders["topic"]).predict(WORDS, batch_size=size)
+
+
+def test_nothing_is_no_input(folders):
+    bank = TaskBank(folders)
+    bank.warm_up(["topic"])
+    with pytest.raises(ValueError, match="Each input must be a text .*; got None"):
+        bank.predict([("topic", None)])
 
 
 def test_a_base_model_and_a_precision_that_are_given(base, folders, alone):

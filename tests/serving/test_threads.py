@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from peft import get_peft_model
+from torch import nn
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -111,6 +112,41 @@ def test_threads_may_load_onto_one_base_model_while_others_predict(folders):
         assert scores(houlsby_peft.load(folders[number % 4]), WORDS[1]) == [
             (item["label"], item["score"]) for item in predictor.predict(WORDS[1])
         ]
+
+
+def test_loading_in_threads_touches_no_module_of_other_threads(folders):
+    """PEFT and accelerate make modules on the meta device by a patch that all threads see."""
+    expected = [scores(houlsby_peft.load(folder), WORDS[0]) for folder in folders]
+    stop = threading.Event()
+
+    def create():
+        """Modules of another thread: how many there were, and how many without weights."""
+        number = empty = 0
+        while not stop.is_set():
+            weight = nn.Linear(8, 8).weight.detach()
+            number += 1
+            empty += weight.is_meta or not 0 < weight.abs().max() < 1
+        return number, empty
+
+    def load(number):
+        predictor = houlsby_peft.load(folders[number % 4])
+        prediction = predictor.predict(WORDS[0])
+        return [(item["label"], item["score"]) for item in prediction] == expected[number % 4]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(9) as pool:
+            creating = pool.submit(create)
+            try:
+                assert all(pool.map(load, range(40)))
+            finally:
+                stop.set()
+            number, empty = creating.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert number > 100
+    assert empty == 0
 
 
 def test_a_model_that_is_trained_stays_as_it_is(base, tmp_path):

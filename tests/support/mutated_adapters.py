@@ -50,7 +50,14 @@ def mutate(number: int, files: Files) -> tuple[Files, str]:
     said = []
     for _ in range(chance.choice((1, 1, 1, 2))):
         change = chance.choice(
-            (_change_bytes, _move_files, _change_json, _change_json, _change_tensor)
+            (
+                _change_bytes,
+                _move_files,
+                _change_json,
+                _change_json,
+                _change_record,
+                _change_tensor,
+            )
         )
         try:
             files, what = change(chance, dict(files))
@@ -122,6 +129,33 @@ def _change_json(chance: random.Random, files: Files) -> tuple[Files, str]:
             inner[key] = value
             what = f"now {value!r:.40}"
     return files | {name: json.dumps(whole).encode()}, f"{'.'.join(path)} {what}"
+
+
+def _change_record(chance: random.Random, files: Files) -> tuple[Files, str]:
+    """Give a part of the record, or an option, a value of another type."""
+    whole = json.loads(files[CONFIG])
+    base = whole["recorded"]["base"]
+    weight = chance.choice(sorted(base["tensors"]))
+    parents: dict[str, tuple[Any, str]] = {
+        "recorded": (whole, "recorded"),
+        "the base model": (whole["recorded"], "base"),
+        "the base model's configuration": (base, "config"),
+        "the width of the base model": (base["config"], "hidden_size"),
+        "the samples of the base model": (base, "samples"),
+        "the weights of the base model": (base, "tensors"),
+        "a weight of the base model": (base["tensors"], weight),
+        "the heads": (whole["recorded"], "heads"),
+        "the places": (whole["recorded"], "places"),
+        "trained tokens": (whole, "trainable_token_indices"),
+        "modules to save": (whole, "modules_to_save"),
+        "the task": (whole, "task_type"),
+        "the class": (whole, "auto_mapping"),
+    }
+    what = chance.choice(sorted(parents))
+    parent, key = parents[what]
+    parent[key] = copy.deepcopy(chance.choice(VALUES))
+    changed = json.dumps(whole).encode()
+    return files | {CONFIG: changed}, f"{what} now {parent[key]!r:.40}"
 
 
 def _change_tensor(chance: random.Random, files: Files) -> tuple[Files, str]:
