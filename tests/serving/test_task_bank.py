@@ -306,7 +306,7 @@ def test_a_batch_has_at_least_one_input(size, folders):
 def test_nothing_is_no_input(folders):
     bank = TaskBank(folders)
     bank.warm_up(["topic"])
-    with pytest.raises(ValueError, match="Each input must be a text .*; got None"):
+    with pytest.raises(ValueError, match=r"Each input must be a text .*; got None"):
         bank.predict([("topic", None)])
 
 
