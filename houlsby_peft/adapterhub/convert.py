@@ -275,7 +275,7 @@ def _write_published(
     model = _make_empty(base_config, saved.task.auto_class)
     plan = Plan(model, config)
     tensors = {
-        key.removeprefix(FILE_PREFIX): tensor for key, tensor in saved.read_weights().items()
+        key.removeprefix(FILE_PREFIX): tensor for key, tensor in saved.weights.items()
     }
     check_shapes(_saved_shapes(plan), _shapes(tensors), SAFETENSORS_WEIGHTS_NAME)
     bottlenecks = _bottlenecks_by_place(plan, tensors)

@@ -160,8 +160,9 @@ class SavedAdapter:
             )
         return kind_of_class
 
-    def read_weights(self) -> dict[str, torch.Tensor]:
-        """Read the tensors by name, and check them.
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The tensors by name, read from the file each time and checked.
 
         They are in memory of their own, and stay as they are when the file changes.
         """

@@ -59,7 +59,7 @@ def init_from(
     bottlenecks_and_norms = [key for key in weights if f".{PREFIX}" in key]
     for key in bottlenecks_and_norms:
         del weights[key]
-    for key, weight in saved.read_weights().items():
+    for key, weight in saved.weights.items():
         if f".{PREFIX}" in key:
             weights[key] = weight
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)

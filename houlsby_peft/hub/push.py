@@ -94,7 +94,7 @@ def push_to_hub(
         folder = _save(adapter, tokenizer)
     try:
         saved = SavedAdapter.open(folder)
-        saved.read_weights()  # checked before anything is uploaded
+        saved.weights  # checked before anything is uploaded  # noqa: B018
         base, revision = find_base_on_hub(saved.config, base_model)
         report = read_report(saved.folder, results)
         answer = None if example is None else predict_example(saved, example, base_model, token)

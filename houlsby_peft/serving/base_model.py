@@ -202,13 +202,6 @@ def _check_numbers_of_tokens(tokenizer: PreTrainedTokenizerBase, source: str) ->
         )
 
 
-def use_pad_token(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let decoders, which classify at the last token that is no padding, know the pad token."""
-    settings = base.config.get_text_config()
-    if getattr(settings, "pad_token_id", None) is None:
-        settings.pad_token_id = tokenizer.pad_token_id
-
-
 def check_tokens(saved: SavedAdapter, base: PreTrainedModel, is_shared: bool) -> None:
     """Refuse an adapter whose tokens the base model does not have.
 

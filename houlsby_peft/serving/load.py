@@ -25,7 +25,6 @@ from .base_model import (
     load_base,
     load_tokenizer,
     uncompiled,
-    use_pad_token,
 )
 from .predictor import Predictor
 
@@ -127,8 +126,15 @@ def load_saved(
         else:
             name = _new_name(adapter_name, beside.model.peft_config)
             model = _add_adapter(saved, beside.model, name, device)
-    use_pad_token(base, tokenizer)
+    _use_pad_token(base, tokenizer)
     return Predictor(model, name, task, tokenizer)
+
+
+def _use_pad_token(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let decoders, which classify at the last token that is no padding, know the pad token."""
+    settings = base.config.get_text_config()
+    if getattr(settings, "pad_token_id", None) is None:
+        settings.pad_token_id = tokenizer.pad_token_id
 
 
 def _check_head(saved: SavedAdapter, beside: Predictor) -> None:
@@ -172,7 +178,7 @@ def _add_adapter(
     device: str | torch.device | None,
 ) -> PeftModel:
     """Add an adapter to a base model, or beside others; after an error, the model is as before."""
-    weights = saved.read_weights()
+    weights = saved.weights
     config = copy.deepcopy(saved.config)  # PEFT changes it
     config.inference_mode = True
     try:
@@ -202,14 +208,20 @@ def _set_weights(
     resized embeddings.
     """
     tensors = model.state_dict()
-    own = {key: weight for key, weight in weights.items() if key not in tensors}
-    of_base = weights.keys() - own.keys()
+    of_adapter = {key: weight for key, weight in weights.items() if key not in tensors}
+    of_base = sorted(weights.keys() - of_adapter.keys())
     if of_base and is_shared:
         raise AdapterError(
-            f"it was saved with weights of the base model, {first_of(sorted(of_base))}, which "
-            "would change the adapters beside it. Load it on a base model of its own."
+            f"it was saved with weights of the base model, {first_of(of_base)}, which would change "
+            "the adapters beside it. Load it on a base model of its own."
         )
-    set_peft_model_state_dict(model, own, name, low_cpu_mem_usage=True)
+    for key in of_base:
+        if tensors[key].is_meta or tensors[key].shape != weights[key].shape:
+            raise AdapterError(
+                f"it was saved with weights of the base model; {key} must be in memory, and have "
+                f"the shape {tuple(weights[key].shape)}. Give a base model that fits."
+            )
+    set_peft_model_state_dict(model, of_adapter, name, low_cpu_mem_usage=True)
     model.base_model._cast_adapter_dtype(name)  # type: ignore[operator]
     for key in of_base:
         # In place, so that tied weights stay tied and each keeps its device and dtype.
