@@ -144,8 +144,7 @@ def load_tokenizer(
     """
     source = str(saved.folder) if saved.own_tokenizer else base_name or _recorded_base(saved)
     revision = saved.config.revision if source == saved.config.base_model_name_or_path else None
-    if known is None:
-        return _read_tokenizer(source, revision, token)
+    known = {} if known is None else known
     key = _contents(source) or (source, revision)
     tokenizer = known.get(key)
     if tokenizer is None:

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import TaskKind, task_kind_of_class
 from ..layer import HoulsbyTunerLayer
-from .load import load_saved, removed_on_error
-from .predictor import Predictor
+from .load import load_saved
+from .predictor import Predictor, find_reader, removed_on_error
 from .readers import Reader, attempt
 
 
@@ -212,6 +212,7 @@ class HeldAdapters:
     def _load(self, task: BankTask) -> HeldAdapter:
         saved = task.open(self.token)
         task.files = list_files(saved.folder)
+        find_reader(saved.task, task.name or saved.name)  # before a base model is loaded
         head = saved.task.auto_class
         first = self._first.get(head)
         if first is not None:

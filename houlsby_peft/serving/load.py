@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from collections.abc import Collection, MutableMapping
+from contextlib import nullcontext
+from typing import Literal
 
 import torch
-from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel, set_peft_model_state_dict
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.fingerprint import refuse_other_bases
 from ..checkpoints.saved import SavedAdapter
-from ..errors import AdapterError, shortened
+from ..errors import AdapterError
 from ..heads.tasks import task_kind_of_class
 from ..layer import HoulsbyTunerLayer
-from ..weights import first_of
 from .base_model import (
     check_tokens,
     load_base,
     load_tokenizer,
     uncompiled,
 )
-from .predictor import Predictor
+from .predictor import Predictor, add_adapter
 
 
 # Adding an adapter changes the model, which one thread at a time may do.
@@ -121,20 +118,16 @@ def load_saved(
     with _ADDING, refuse_other_bases() if other_base == "refuse" else nullcontext():
         if beside is None:
             name = adapter_name or "default"
-            model = _add_adapter(saved, base, name, device)
+            model = add_adapter(saved, base, name, device)
             model.eval()
         else:
             name = _new_name(adapter_name, beside.model.peft_config)
-            model = _add_adapter(saved, beside.model, name, device)
-    _use_pad_token(base, tokenizer)
-    return Predictor(model, name, task, tokenizer)
-
-
-def _use_pad_token(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let decoders, which classify at the last token that is no padding, know the pad token."""
+            model = add_adapter(saved, beside.model, name, device)
+    # Decoders classify at the last token that is no padding.
     settings = base.config.get_text_config()
     if getattr(settings, "pad_token_id", None) is None:
         settings.pad_token_id = tokenizer.pad_token_id
+    return Predictor(model, name, task, tokenizer)
 
 
 def _check_head(saved: SavedAdapter, beside: Predictor) -> None:
@@ -169,74 +162,3 @@ def _new_name(adapter_name: str | None, taken: Collection[str]) -> str:
             f"The model has an adapter {adapter_name!r} already. Give another adapter_name."
         )
     return adapter_name
-
-
-def _add_adapter(
-    saved: SavedAdapter,
-    model: PreTrainedModel | PeftModel,
-    name: str,
-    device: str | torch.device | None,
-) -> PeftModel:
-    """Add an adapter to a base model, or beside others; after an error, the model is as before."""
-    weights = saved.weights
-    config = copy.deepcopy(saved.config)  # PEFT changes it
-    config.inference_mode = True
-    try:
-        # The file's weights replace those on the meta device. PEFT's own low_cpu_mem_usage patches
-        # `nn.Module`, so that modules that other threads create would be on the meta device.
-        with torch.device("meta"):
-            if isinstance(model, PeftModel):
-                adapted = model
-                adapted.add_adapter(name, config)
-            else:
-                model_class = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
-                adapted = model_class(model, config, name)
-        with removed_on_error(adapted, name):
-            _set_weights(adapted, name, weights, is_shared=adapted is model)
-            return adapted.to(device) if device else adapted
-    except torch.OutOfMemoryError:
-        raise
-    except (ValueError, LookupError, RuntimeError) as error:  # what the file leads PEFT to
-        reason = str(error) if isinstance(error, AdapterError) else shortened(str(error))
-        raise AdapterError(f"{saved.name}: {reason}") from error
-
-
-def _set_weights(
-    model: PeftModel, name: str, weights: Mapping[str, torch.Tensor], is_shared: bool
-) -> None:
-    """Set the weights of an added adapter, and of the base model those that its file has, such as
-    resized embeddings.
-    """
-    tensors = model.state_dict()
-    of_adapter = {key: weight for key, weight in weights.items() if key not in tensors}
-    of_base = sorted(weights.keys() - of_adapter.keys())
-    if of_base and is_shared:
-        raise AdapterError(
-            f"it was saved with weights of the base model, {first_of(of_base)}, which would change "
-            "the adapters beside it. Load it on a base model of its own."
-        )
-    for key in of_base:
-        if tensors[key].is_meta or tensors[key].shape != weights[key].shape:
-            raise AdapterError(
-                f"it was saved with weights of the base model; {key} must be in memory, and have "
-                f"the shape {tuple(weights[key].shape)}. Give a base model that fits."
-            )
-    set_peft_model_state_dict(model, of_adapter, name, low_cpu_mem_usage=True)
-    model.base_model._cast_adapter_dtype(name)  # type: ignore[operator]
-    for key in of_base:
-        # In place, so that tied weights stay tied and each keeps its device and dtype.
-        tensors[key].copy_(weights[key])
-
-
-@contextmanager
-def removed_on_error(model: PeftModel, name: str) -> Iterator[None]:
-    """Remove an adapter from its model if the context fails. A base model that holds no other is
-    as it was before.
-    """
-    try:
-        yield
-    except BaseException:
-        if name in model.peft_config:  # unless the tuner has removed it
-            tuner: Any = model.base_model
-            tuner.remove_adapter(name)
-        raise

@@ -1,22 +1,26 @@
-"""`Predictor`: an adapter on its base model, with tokenizer and labels."""
+"""`Predictor`: an adapter on its base model, with tokenizer and labels, and how it gets there."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
-from peft import PeftModel
+from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel, set_peft_model_state_dict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
-from ..errors import AdapterError
+from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
 from ..layer import record_of
 from ..record import AdapterRecord
+from ..weights import first_of
 from .base_model import label_arguments, set_verbosity
 from .readers import READERS, Input, Reader, predict_requests, split_batches
 
@@ -72,13 +76,12 @@ class Predictor:
         `called` is the adapter's name in errors, by default its own; `options` are those of
         `predict`.
         """
-        reader = READERS.get(self.task.pipeline)
-        if reader is None or (reader.needs_spans and not self.tokenizer.is_fast):
+        called = called or self.name
+        reader = find_reader(self.task, called)
+        if reader.needs_spans and not self.tokenizer.is_fast:
             raise AdapterError(
-                "Prediction is for text classification, embeddings and, with a fast tokenizer, "
-                f"token classification and question answering; the task of {called or self.name!r} "
-                f"is {self.task.pipeline}, with a {type(self.tokenizer).__name__}. Use its model "
-                "and tokenizer."
+                f"{self.task.pipeline} needs a fast tokenizer; {called!r} has a "
+                f"{type(self.tokenizer).__name__}. Use its model and tokenizer."
             )
         return reader(self.model, self.name, self.tokenizer, self.task, called, **options)
 
@@ -162,5 +165,84 @@ class Predictor:
             )
 
 
+def find_reader(task: TaskKind, called: str) -> type[Reader]:
+    """Return what reads the inputs of a task; the adapter's name stands in the error."""
+    if task.pipeline not in READERS:
+        raise AdapterError(
+            "Prediction is for text classification, embeddings, token classification and question "
+            f"answering; the task of {called!r} is {task.pipeline}. Use its model and tokenizer."
+        )
+    return READERS[task.pipeline]
+
+
 def _forward(model: PeftModel, name: str, **inputs: Any) -> Any:
     return model(**inputs, adapter_names=[name] * len(inputs["input_ids"]))
+
+
+def add_adapter(
+    saved: SavedAdapter,
+    model: PreTrainedModel | PeftModel,
+    name: str,
+    device: str | torch.device | None,
+) -> PeftModel:
+    """Add an adapter to a base model, or beside others; after an error, the model is as before."""
+    weights = saved.weights
+    config = copy.deepcopy(saved.config)  # PEFT changes it
+    config.inference_mode = True
+    try:
+        # The file's weights replace those on the meta device. PEFT's own low_cpu_mem_usage patches
+        # `nn.Module`, so that modules that other threads create would be on the meta device.
+        with torch.device("meta"):
+            if isinstance(model, PeftModel):
+                adapted = model
+                adapted.add_adapter(name, config)
+            else:
+                model_class = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
+                adapted = model_class(model, config, name)
+        with removed_on_error(adapted, name):
+            _set_weights(adapted, name, weights, is_shared=adapted is model)
+            return adapted.to(device) if device else adapted
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the file leads PEFT to
+        reason = str(error) if isinstance(error, AdapterError) else shortened(str(error))
+        raise AdapterError(f"{saved.name}: {reason}") from error
+
+
+def _set_weights(
+    model: PeftModel, name: str, weights: Mapping[str, torch.Tensor], is_shared: bool
+) -> None:
+    """Set the weights of an added adapter, and of the base model those that its file has, such as
+    resized embeddings.
+    """
+    tensors = model.state_dict()
+    of_adapter = {key: weight for key, weight in weights.items() if key not in tensors}
+    of_base = sorted(weights.keys() - of_adapter.keys())
+    if of_base and is_shared:
+        raise AdapterError(
+            f"it was saved with weights of the base model, {first_of(of_base)}, which would change "
+            "the adapters beside it. Load it on a base model of its own."
+        )
+    for key in of_base:
+        if tensors[key].is_meta or tensors[key].shape != weights[key].shape:
+            raise AdapterError(
+                f"it was saved with weights of the base model; {key} must be in memory, and have "
+                f"the shape {tuple(weights[key].shape)}. Give a base model that fits."
+            )
+    set_peft_model_state_dict(model, of_adapter, name, low_cpu_mem_usage=True)
+    model.base_model._cast_adapter_dtype(name)  # type: ignore[operator]
+    for key in of_base:
+        # In place, so that tied weights stay tied and each keeps its device and dtype.
+        tensors[key].copy_(weights[key])
+
+
+@contextmanager
+def removed_on_error(model: PeftModel, name: str) -> Iterator[None]:
+    """Remove an adapter from its model if the context fails. A base model that holds no other is
+    as it was before.
+    """
+    try:
+        yield
+    except BaseException:
+        model.base_model.remove_adapter(name)  # type: ignore[operator]
+        raise
