@@ -107,10 +107,10 @@ def _check_missing_weights(
     """
     prefix = f"{base.base_model_prefix}."
     brought = {key.removeprefix(FILE_PREFIX).removeprefix(prefix) for key in saved.shapes}
-    record = saved.record
-    heads = tuple(f"{head}.".removeprefix(prefix) for head in (record.heads if record else ()))
+    heads = tuple(f"{head}.".removeprefix(prefix) for head in saved.record.heads)
+    mismatched = [key for key, *_ in report["mismatched_keys"]]
     missing, unused = [], []
-    for key in sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
+    for key in sorted({*report["missing_keys"], *mismatched}):
         name = key.removeprefix(prefix)
         if name in brought or name.startswith(heads):
             continue

@@ -80,8 +80,9 @@ class Predictor:
         reader = find_reader(self.task, called)
         if reader.needs_spans and not self.tokenizer.is_fast:
             raise AdapterError(
-                f"{self.task.pipeline} needs a fast tokenizer; {called!r} has a "
-                f"{type(self.tokenizer).__name__}. Use its model and tokenizer."
+                "Token classification and question answering are predicted with a fast tokenizer, "
+                f"which tells where each token is; the task of {called!r} is {self.task.pipeline}, "
+                f"with a {type(self.tokenizer).__name__}. Use its model and tokenizer."
             )
         return reader(self.model, self.name, self.tokenizer, self.task, called, **options)
 
