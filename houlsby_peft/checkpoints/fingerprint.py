@@ -119,7 +119,18 @@ def compare_fingerprints(
 
 
 def _find_different(comparisons: Iterable[_Comparison]) -> list[str]:
-    """Return the layers, and the modules outside the layers, whose weights are of another model.
+    """Return the layers, and the modules outside the layers, whose weights are of another model."""
+    differences = _judge(comparisons)
+    different = [place for place, values in differences.items() if max(values) > _MOST_DIFFERENCE]
+    layers = [place for place in different if _LAYER.search(place)]
+    modules = [place for place in different if place not in layers]
+    if len(modules) > 1:
+        modules = [_OUTSIDE]
+    return layers + modules
+
+
+def _judge(comparisons: Iterable[_Comparison]) -> dict[str, list[float]]:
+    """Return the differences that say something, by layer or module.
 
     Weights with few values, as version 0.1 has recorded, are judged together: those of a layer, and
     those outside the layers.
@@ -127,22 +138,17 @@ def _find_different(comparisons: Iterable[_Comparison]) -> list[str]:
     judged: dict[str, list[float]] = {}
     small: dict[str, list[float]] = {}
     for weight in comparisons:
-        if weight.values < _LEAST_VALUES:
-            small.setdefault(weight.place, []).append(weight.difference)
-        else:
-            judged.setdefault(weight.place, []).append(weight.difference)
+        differences = small if weight.values < _LEAST_VALUES else judged
+        differences.setdefault(weight.place, []).append(weight.difference)
     outside: list[float] = []
-    for place, differences in small.items():
-        if len(differences) < _LEAST_WEIGHTS:
-            outside += differences
+    for place, values in small.items():
+        if len(values) < _LEAST_WEIGHTS:
+            outside += values
         else:
-            judged.setdefault(place, []).append(fmean(differences))
-    if outside and (len(outside) >= _LEAST_WEIGHTS or not judged):
+            judged.setdefault(place, []).append(fmean(values))
+    if len(outside) >= _LEAST_WEIGHTS or (outside and not judged):
         judged[_OUTSIDE] = [fmean(outside)]
-    different = [place for place, values in judged.items() if max(values) > _MOST_DIFFERENCE]
-    layers = [place for place in different if _LAYER.search(place)]
-    modules = [place for place in different if place not in layers]
-    return [*layers, _OUTSIDE] if len(modules) > 1 else [*layers, *modules]
+    return judged
 
 
 @contextmanager
@@ -211,7 +217,9 @@ def _compare_weights(
 def _place_of(name: str, layer: int) -> str:
     """Return the layer that holds a weight, or its module outside the layers."""
     stack, star, _ = name.partition("*")
-    return f"{stack}{layer}" if star else name.rpartition(".")[0]
+    if star:
+        return f"{stack}{layer}"
+    return name.rpartition(".")[0]
 
 
 def _is_readable(weight: torch.Tensor) -> bool:
@@ -234,9 +242,7 @@ def _sample(weight: torch.Tensor) -> list[float]:
     places, numbers = [], []
     for number, row in enumerate(_ROWS):
         if row < rows:
-            # Each recording spreads over the columns, the first four values by themselves.
-            first, count = (0, 4) if number < 4 else (4, len(_ROWS) - 4)
-            places.append(row * width + (number - first) * width // count)
+            places.append(row * width + _column(number, width))
             numbers.append(number)
     values = [math.nan] * len(_ROWS)
     index = torch.tensor(places, device=weight.device)
@@ -245,8 +251,17 @@ def _sample(weight: torch.Tensor) -> list[float]:
     return values
 
 
+def _column(number: int, width: int) -> int:
+    """Return the column of a value: the first four spread over the width, and so do the others."""
+    if number < _FIRST_SAMPLES:
+        return number * width // _FIRST_SAMPLES
+    return (number - _FIRST_SAMPLES) * width // (len(_ROWS) - _FIRST_SAMPLES)
+
+
 def _encode(layers: Mapping[int, list[float]]) -> str:
-    rows = [layers[-1]] if -1 in layers else []
+    rows = []
+    if -1 in layers:  # outside the layers
+        rows.append(layers[-1])
     for layer in range(max(layers) + 1):
         rows.append(layers.get(layer, [math.nan] * len(_ROWS)))
     bits = torch.tensor(rows, device="cpu").bfloat16().view(torch.int16).flatten()

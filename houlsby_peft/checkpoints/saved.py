@@ -101,8 +101,7 @@ class SavedAdapter:
                 reason = f"{name}: {reason}"
             raise AdapterError(reason) from error
         has_tokenizer = (folder / TOKENIZER_FILES[0]).is_file()
-        shapes = config.saved.shapes if config.saved else None
-        saved = cls(name, folder, config, shapes or {}, has_tokenizer)
+        saved = cls(name, folder, config, _shapes_of(config), has_tokenizer)
         saved._warn_of_missing_tokenizer()
         return saved
 
@@ -123,7 +122,9 @@ class SavedAdapter:
     @property
     def record(self) -> AdapterRecord:
         """What the file records of the adapter."""
-        return self.config.saved.record if self.config.saved else AdapterRecord()
+        if self.config.saved is None:
+            return AdapterRecord()
+        return self.config.saved.record
 
     @property
     def weights_file(self) -> Path:
@@ -180,8 +181,9 @@ def adapter_of_run(path: Path) -> Path:
     is.
     """
     adapter = path / "adapter"
-    is_run = (path / "results.json").is_file() and (adapter / CONFIG_NAME).is_file()
-    return adapter if is_run else path
+    if (path / "results.json").is_file() and (adapter / CONFIG_NAME).is_file():
+        return adapter
+    return path
 
 
 def find_files(
@@ -220,14 +222,9 @@ def find_files(
 def _read_config(folder: Path) -> HoulsbyConfig:
     path = folder / CONFIG_NAME
     if not path.is_file():
-        remedy = "Check the name."
-        if (folder / "config.json").exists():
-            remedy = "It looks like a whole model: load it with transformers."
-        # PEFT saves an adapter that is not called "default" in a folder of its name.
-        elif inside := sorted(folder.glob(f"*/{CONFIG_NAME}")):
-            remedy = f"Give the folder of an adapter in it, such as {inside[0].parent}."
         raise AdapterError(
-            f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}"
+            f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. "
+            f"{_remedy_for(folder)}"
         )
     fields = read_json(path)
     kind = fields.get("peft_type")
@@ -250,6 +247,23 @@ def _read_config(folder: Path) -> HoulsbyConfig:
     return config
 
 
+def _remedy_for(folder: Path) -> str:
+    """Return what to do about a folder without an adapter."""
+    if (folder / "config.json").exists():
+        return "It looks like a whole model: load it with transformers."
+    # PEFT saves an adapter that is not called "default" in a folder of its name.
+    inner = sorted(folder.glob(f"*/{CONFIG_NAME}"))
+    if inner:
+        return f"Give the folder of an adapter in it, such as {inner[0].parent}."
+    return "Check the name."
+
+
+def _shapes_of(config: HoulsbyConfig) -> Mapping[str, torch.Size]:
+    if config.saved is None or config.saved.shapes is None:
+        return {}
+    return config.saved.shapes
+
+
 def _check_size(config: HoulsbyConfig, folder: Path) -> None:
     """Refuse bottlenecks that are larger than the file, before they are allocated."""
     weights = folder / SAFETENSORS_WEIGHTS_NAME
@@ -266,8 +280,7 @@ def _check_trained_tokens(config: HoulsbyConfig, path: Path) -> None:
     """Refuse trained tokens that the file lacks, which PEFT would only miss when it has added the
     adapter.
     """
-    shapes = (config.saved.shapes if config.saved else None) or {}
-    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in shapes)
+    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in _shapes_of(config))
     if config.trainable_token_indices and not has_tokens:
         raise AdapterError(
             f"{path} has trainable_token_indices, but {SAFETENSORS_WEIGHTS_NAME} lacks the "

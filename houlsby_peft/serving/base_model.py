@@ -44,12 +44,12 @@ def set_verbosity(level: int) -> Iterator[None]:
     enters.
     """
     with _QUIET:
-        before = transformers.logging.get_verbosity()
+        level_before = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity(level)
         try:
             yield
         finally:
-            transformers.logging.set_verbosity(before)
+            transformers.logging.set_verbosity(level_before)
 
 
 def load_base(
@@ -134,21 +134,22 @@ def load_tokenizer(
     saved: SavedAdapter,
     base_name: str | None,
     token: str | None = None,
-    known: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
+    tokenizers: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
 ) -> PreTrainedTokenizerBase:
     """Load the adapter's own tokenizer or, if it has none, the base model's, at the recorded
     revision.
 
-    If a tokenizer of equal files is among those that are known, it is returned instead; otherwise
-    the new one is added.
+    If a tokenizer of equal files is among `tokenizers`, it is returned; otherwise the new one is
+    added to them.
     """
     source = str(saved.folder) if saved.own_tokenizer else base_name or _recorded_base(saved)
     revision = saved.config.revision if source == saved.config.base_model_name_or_path else None
-    known = {} if known is None else known
+    if tokenizers is None:
+        tokenizers = {}
     key = _contents(source) or (source, revision)
-    tokenizer = known.get(key)
+    tokenizer = tokenizers.get(key)
     if tokenizer is None:
-        tokenizer = known[key] = _read_tokenizer(source, revision, token)
+        tokenizer = tokenizers[key] = _read_tokenizer(source, revision, token)
     return tokenizer
 
 
@@ -214,11 +215,11 @@ def check_tokens(saved: SavedAdapter, base: PreTrainedModel, is_shared: bool) ->
             f"resize_token_embeddings({tokens})."
         )
     trained = saved.config.trainable_token_indices
-    known = count_tokens(base)
-    if isinstance(trained, list) and trained and known is not None and max(trained) >= known:
+    present = count_tokens(base)
+    if isinstance(trained, list) and trained and present is not None and max(trained) >= present:
         raise AdapterError(
-            f"{saved.name} trains the token {max(trained):,}; the base model has {known:,} tokens. "
-            "Load it on a base model of its own, after resize_token_embeddings."
+            f"{saved.name} trains the token {max(trained):,}; the base model has {present:,} "
+            "tokens. Load it on a base model of its own, after resize_token_embeddings."
         )
 
 

@@ -127,9 +127,10 @@ class Predictor:
                 mode.
         """
         reader = self.reader(**options)
-        several = [inputs] if isinstance(inputs, (str, tuple)) else inputs
+        if isinstance(inputs, (str, tuple)):
+            inputs = [inputs]
         results: list[Any] = []
-        for batch in split_batches(several, batch_size):
+        for batch in split_batches(inputs, batch_size):
             requests = [reader.request(text, top_k) for text in batch]
             results += predict_requests(requests, batch_size)
         return results
@@ -202,7 +203,9 @@ def add_adapter(
                 adapted = model_class(model, config, name)
         with removed_on_error(adapted, name):
             _set_weights(adapted, name, weights, is_shared=adapted is model)
-            return adapted.to(device) if device else adapted
+            if device:
+                adapted.to(device)
+            return adapted
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the file leads PEFT to

@@ -39,6 +39,10 @@ class _Refusal:
     files: Files
     reason: str
 
+    def holds(self, source: TaskSource, files: Files) -> bool:
+        """Return whether loading these files would fail again; an adapter on the Hub has none."""
+        return bool(files) and (self.source, self.files) == (source, files)
+
 
 class TaskBank:
     """One base model and any number of adapters, each with its own head.
@@ -138,17 +142,18 @@ class TaskBank:
                 number of classes or is for a task without classes.
         """
         several = list(requests)
-        limits = [top_k] * len(several) if top_k is None or isinstance(top_k, int) else list(top_k)
+        limits = [top_k] * len(several) if isinstance(top_k, int | None) else list(top_k)
         catch: tuple[type[Exception], ...] = (Exception,) if return_errors else ()
         # Until all requests are answered, these keep the adapters that the tasks have now.
         questions = []
         for (tasks, text), limit in zip(several, limits, strict=True):
-            for name in [tasks] if isinstance(tasks, str) else tasks:
+            names = [tasks] if isinstance(tasks, str) else tasks
+            for name in names:
                 questions.append(_Question(attempt(catch, self._find, name), text, limit))
         results: list[Any] = []
         for batch in split_batches(questions, batch_size):
             results += self._predict_batch(batch, batch_size, catch)
-        return _group_results([tasks for tasks, _ in several], results)
+        return _group_results(several, results)
 
     def ask(
         self, text: Input, tasks: Iterable[str] | None = None, batch_size: int = 64
@@ -166,8 +171,9 @@ class TaskBank:
         Raises:
             AdapterError, HubError, ValueError: As for `predict`.
         """
-        names = self.tasks if tasks is None else tuple(tasks)
-        [results] = self.predict([(names, text)], batch_size)
+        if tasks is None:
+            tasks = self.tasks
+        [results] = self.predict([(tuple(tasks), text)], batch_size)
         return results  # type: ignore[no-any-return]
 
     def reader(self, task: str) -> Reader:
@@ -204,19 +210,14 @@ class TaskBank:
                 if self._has_loaded(task, files):
                     continue
                 refusal = self._refused.get(name)
-                # An adapter on the Hub has no files; the network may be back.
-                if refusal and files and (refusal.source, refusal.files) == (task.source, files):
-                    refused[name] = refusal
-                    continue
-                try:
+                if refusal is None or not refusal.holds(task.source, files):
                     if is_full and name not in self._tasks:
                         self._put(task)
-                    else:
-                        self._load(task)
-                        is_full = self._held.is_full
-                except Exception as error:  # the others are served, whatever is wrong with this one
-                    reason = shortened(str(error) or type(error).__name__)
-                    refused[name] = _Refusal(task.source, files, reason)
+                        continue
+                    refusal = self._try_to_load(task, files)
+                    is_full = self._held.is_full
+                if refusal is not None:
+                    refused[name] = refusal
             self._tasks = {name: self._tasks[name] for name in offered if name in self._tasks}
             self._refused = refused
         return self.failed
@@ -286,8 +287,9 @@ class TaskBank:
         Raises:
             AdapterError, HubError: As for `predict`.
         """
-        names = self.tasks if tasks is None else tasks
-        questions = [_Question(self._find(name), _EXAMPLE) for name in names]
+        if tasks is None:
+            tasks = self.tasks
+        questions = [_Question(self._find(name), _EXAMPLE) for name in tasks]
         for batch in split_batches(questions, _WARM_UP_TASKS):
             self._predict_batch(batch, _WARM_UP_TASKS, ())
 
@@ -316,17 +318,28 @@ class TaskBank:
             self._held.get([task])
         self._put(task)
 
+    def _try_to_load(self, task: BankTask, files: Files) -> _Refusal | None:
+        """Load the adapter of a task; return why it cannot be loaded, whatever is wrong with it."""
+        try:
+            self._load(task)
+        except Exception as error:
+            reason = shortened(str(error) or type(error).__name__)
+            return _Refusal(task.source, files, reason)
+        return None
+
     def _put(self, task: BankTask) -> None:
         self._tasks = {**self._tasks, task.name: task}
 
     def _forget(self, name: str) -> None:
-        self._tasks = {task: self._tasks[task] for task in self._tasks if task != name}
+        tasks = dict(self._tasks)
+        del tasks[name]
+        self._tasks = tasks
 
     def _predict_batch(
         self, batch: Sequence[_Question], batch_size: int, catch: tuple[type[Exception], ...]
     ) -> list[Any]:
         """Return the result of each question; errors that are to be caught stand in its place."""
-        tasks = {}
+        tasks: dict[BankTask, None] = {}  # each once, in their order
         for question in batch:
             if isinstance(question.task, BankTask):
                 tasks[question.task] = None
@@ -338,14 +351,15 @@ class TaskBank:
             saved = attempt(catch, task.open, self._held.token)
             if isinstance(saved, Exception):
                 unreadable[task] = saved
+                del tasks[task]
         with self._lock:
-            readable = [task for task in tasks if task not in unreadable]
-            readers = unreadable | self._held.get(readable, catch)
+            readers = unreadable | self._held.get(tasks, catch)
             results = [attempt(catch, _request, question, readers) for question in batch]
-            numbers = [n for n, result in enumerate(results) if isinstance(result, Request)]
-            requests = [results[number] for number in numbers]
-            predictions = predict_requests(requests, batch_size, catch)
-        for number, prediction in zip(numbers, predictions, strict=True):
+            requests = {
+                n: result for n, result in enumerate(results) if isinstance(result, Request)
+            }
+            predictions = predict_requests(list(requests.values()), batch_size, catch)
+        for number, prediction in zip(requests, predictions, strict=True):
             results[number] = prediction
         return results
 
@@ -364,11 +378,13 @@ def _request(
     return reader.request(text, question.top_k, task.source.threshold)
 
 
-def _group_results(requested: Iterable[str | Sequence[str]], results: Sequence[Any]) -> list[Any]:
+def _group_results(
+    requests: Iterable[tuple[str | Sequence[str], Input]], results: Sequence[Any]
+) -> list[Any]:
     """Return one result per request: for a list of tasks, a dict with the result of each."""
     answers: list[Any] = []
     start = 0
-    for tasks in requested:
+    for tasks, _ in requests:
         if isinstance(tasks, str):
             answers.append(results[start])
             start += 1
