@@ -23,7 +23,7 @@ from .base_model import (
     load_tokenizer,
     uncompiled,
 )
-from .predictor import Predictor, add_adapter
+from .predictor import Predictor, add_adapter, removed_on_error
 
 
 # Adding an adapter changes the model, which one thread at a time may do.
@@ -118,11 +118,14 @@ def load_saved(
     with _ADDING, refuse_other_bases() if other_base == "refuse" else nullcontext():
         if beside is None:
             name = adapter_name or "default"
-            model = add_adapter(saved, base, name, device)
+            model = add_adapter(saved, base, name)
             model.eval()
         else:
             name = _new_name(adapter_name, beside.model.peft_config)
-            model = add_adapter(saved, beside.model, name, device)
+            model = add_adapter(saved, beside.model, name)
+        if device:
+            with removed_on_error(model, name):
+                model.to(device)
     # Decoders classify at the last token that is no padding.
     settings = base.config.get_text_config()
     if getattr(settings, "pad_token_id", None) is None:

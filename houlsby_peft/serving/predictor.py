@@ -181,12 +181,7 @@ def _forward(model: PeftModel, name: str, **inputs: Any) -> Any:
     return model(**inputs, adapter_names=[name] * len(inputs["input_ids"]))
 
 
-def add_adapter(
-    saved: SavedAdapter,
-    model: PreTrainedModel | PeftModel,
-    name: str,
-    device: str | torch.device | None,
-) -> PeftModel:
+def add_adapter(saved: SavedAdapter, model: PreTrainedModel | PeftModel, name: str) -> PeftModel:
     """Add an adapter to a base model, or beside others; after an error, the model is as before."""
     weights = saved.weights
     config = copy.deepcopy(saved.config)  # PEFT changes it
@@ -203,9 +198,7 @@ def add_adapter(
                 adapted = model_class(model, config, name)
         with removed_on_error(adapted, name):
             _set_weights(adapted, name, weights, is_shared=adapted is model)
-            if device:
-                adapted.to(device)
-            return adapted
+        return adapted
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the file leads PEFT to
