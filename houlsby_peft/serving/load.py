@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Literal
 
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -116,21 +117,22 @@ def load_saved(
         # XLNet's, do so by themselves.
         tokenizer.padding_side = type(tokenizer).padding_side
     with _ADDING, refuse_other_bases() if other_base == "refuse" else nullcontext():
-        if beside is None:
-            name = adapter_name or "default"
-            model = add_adapter(saved, base, name)
-            model.eval()
-        else:
+        model: PreTrainedModel | PeftModel = base
+        name = adapter_name or "default"
+        if beside is not None:
+            model = beside.model
             name = _new_name(adapter_name, beside.model.peft_config)
-            model = add_adapter(saved, beside.model, name)
+        adapted = add_adapter(saved, model, name)
         if device:
-            with removed_on_error(model, name):
-                model.to(device)
+            with removed_on_error(adapted, name):
+                adapted.to(device)
+    if beside is None:
+        adapted.eval()
     # Decoders classify at the last token that is no padding.
     settings = base.config.get_text_config()
     if getattr(settings, "pad_token_id", None) is None:
         settings.pad_token_id = tokenizer.pad_token_id
-    return Predictor(model, name, task, tokenizer)
+    return Predictor(adapted, name, task, tokenizer)
 
 
 def _check_head(saved: SavedAdapter, beside: Predictor) -> None:
