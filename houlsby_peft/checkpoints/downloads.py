@@ -95,7 +95,7 @@ def explain_hub_errors(subject: str) -> Iterator[None]:
             raise
         refusals = [cause for cause in of_hub if isinstance(cause, errors.HfHubHTTPError)]
         innermost = of_hub[-1]
-        reason = str((refusals or [innermost])[0])
+        reason = str(refusals[0] if refusals else innermost)
         if not refusals and isinstance(innermost, _HTTP_ERROR):
             reason = f"{constants.ENDPOINT} cannot be reached ({reason}). Check the network."
         raise HubError(f"{subject}: {' '.join(reason.split())}") from error
