@@ -95,6 +95,7 @@ def draw_confusion(matrix: NDArray[np.int64], names: Sequence[str], title: str) 
     height = width + 0.8
     if are_upright:
         height += 0.06 * longest
+    figure: Figure
     figure, axes = plt.subplots(figsize=(width + 1 + 0.06 * longest, height))
     if is_small:
         unit, values, values_format, font_size = "share", shares, ".0%", 7.0
@@ -121,6 +122,7 @@ def draw_reliability(bins: pd.DataFrame, error: float, title: str) -> Figure:
     """Draw the share of right predictions against the model's probabilities; on the dotted line,
     they are equal.
     """
+    figure: Figure
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
     axes.plot([0, 1], [0, 1], color="gray", linestyle=":")
     axes.plot(bins["confidence"], bins["right"], color=BLUE)
@@ -137,9 +139,10 @@ def draw_reliability(bins: pd.DataFrame, error: float, title: str) -> Figure:
 
 
 def draw_values(
-    expected: NDArray[np.float64], predicted: NDArray[np.float64], title: str
+    expected: NDArray[np.floating[Any]], predicted: NDArray[np.floating[Any]], title: str
 ) -> Figure:
     """Draw the predictions against the targets; on the dotted line, they are equal."""
+    figure: Figure
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
     ends = [min(expected.min(), predicted.min()), max(expected.max(), predicted.max())]
     axes.plot(ends, ends, color="gray", linestyle=":")
@@ -170,6 +173,7 @@ def draw_learning_curves(
     scores = table.drop(columns=[*MOMENT[1:], *table.filter(regex="loss$")])
     scores = scores[sorted(scores, key=lambda name: name != chosen_by)[: len(COLORS)]]
     panels = 1 if scores.empty else 2
+    figure: Figure
     figure, axes = plt.subplots(
         1, panels, figsize=((COLUMN, PAGE)[panels - 1], 0.8 * COLUMN), squeeze=False
     )

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import broadcast_object_list, convert_to_fp32
+from accelerate.utils import (  # type: ignore[import-untyped]
+    broadcast_object_list,
+    convert_to_fp32,
+)
 from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 from torch import nn

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -151,7 +151,7 @@ class Task(ABC):
             data_collator=self.collator(tokenizer),
             compute_metrics=self.score,
             describe=self.describe if self.labels else None,
-            **self.trainer_options(model, training),
+            **self.trainer_options(cast(PreTrainedModel, model), training),
         )
 
     def _validation(self) -> Dataset | dict[str, Dataset] | None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from accelerate import DistributedType
+from accelerate import DistributedType  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from peft import PeftModel
 from torch import nn
@@ -392,7 +392,7 @@ class RecipeTrainer(Trainer):
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
 
     def _load_best_model(self) -> None:
-        self.best_step = step_of(Path(self.state.best_model_checkpoint))
+        self.best_step = step_of(Path(str(self.state.best_model_checkpoint)))
         super()._load_best_model()
 
 
