@@ -16,7 +16,7 @@ from .heads.head import TwoLayerHead, find_new_modules, put_two_layer_head
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .placement.places import find_places
-from .record import Place
+from .record import AdapterRecord, Place
 from .registration import (
     let_adapters_lack_tokens,
     register,
@@ -59,6 +59,7 @@ _LAZY = {
 __all__ = [
     "AdapterDrop",
     "AdapterError",
+    "AdapterRecord",
     "AnswerPrediction",
     "Bottleneck",
     "ClassPrediction",

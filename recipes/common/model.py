@@ -42,6 +42,7 @@ from common.command import Command
 from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import (
+    AdapterRecord,
     HoulsbyConfig,
     HoulsbyModel,
     find_new_modules,
@@ -49,7 +50,6 @@ from houlsby_peft import (
     put_two_layer_head,
 )
 from houlsby_peft.checkpoints.downloads import find_packaged
-from houlsby_peft.record import AdapterRecord
 
 
 _TIMED_ROWS, _TIMED_SECONDS = 1024, 0.05  # of the products that compare the data types

@@ -16,7 +16,7 @@ from peft import NoMatchingPeftModuleError, PeftModel, get_peft_model
 from torch import nn
 from transformers import BertConfig, BertLMHeadModel, BertModel, GPT2LMHeadModel, ViTModel
 
-from architecture_cases import LAYERS, CASES
+from architecture_cases import CASES, LAYERS
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.modules import base_modules
 from houlsby_peft.placement.places import find_places
