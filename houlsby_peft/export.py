@@ -21,12 +21,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from .errors import AdapterError
-from .layer import HoulsbyTunerLayer
 from .record import AdapterRecord
 from .serving.base_model import label_arguments
 from .serving.load import load
 from .serving.predictor import Predictor
 from .serving.readers import cut_arguments
+from .tuner_layer import HoulsbyTunerLayer
 
 
 # The names that optimum and the Hub use.

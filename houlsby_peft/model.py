@@ -21,13 +21,14 @@ from .config import HoulsbyConfig
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_with_head, label_facts, use_labels
-from .layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, batch_of, state_of
+from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .modules import hold_batch_norms, release_batch_norms
 from .placement.places import is_norm
 from .placement.plan import Plan
 from .record import AdapterRecord, Place, SavedState
 from .registration import PREFIX
 from .residual import SkipConnection
+from .tuner_layer import HoulsbyTunerLayer, batch_of, state_of
 from .undo import Snapshot
 from .weights import check_at_hand, check_tensors, translate
 

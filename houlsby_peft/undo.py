@@ -5,7 +5,7 @@ from __future__ import annotations
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
-from .layer import HoulsbyTunerLayer
+from .tuner_layer import HoulsbyTunerLayer
 
 
 _WRAPPERS = (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)

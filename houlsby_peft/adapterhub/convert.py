@@ -274,9 +274,7 @@ def _write_published(
     base_config.update(label_arguments(saved.record))
     model = _make_empty(base_config, saved.task.auto_class)
     plan = Plan(model, config)
-    tensors = {
-        key.removeprefix(FILE_PREFIX): tensor for key, tensor in saved.weights.items()
-    }
+    tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in saved.weights.items()}
     check_shapes(_saved_shapes(plan), _shapes(tensors), SAFETENSORS_WEIGHTS_NAME)
     bottlenecks = _bottlenecks_by_place(plan, tensors)
     sizes = {

@@ -22,7 +22,8 @@ from torch.nn import functional as F
 
 from ..bottleneck import Bottleneck
 from ..heads.head import HoulsbyHead
-from ..layer import BASE, Batch, HoulsbyLayer, HoulsbyLayerNorm, batch_of
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm
+from ..tuner_layer import BASE, Batch, batch_of
 from .fan_out import FanOut
 from .rows import RowFinder, Rows, first_tensor, run_adapter, select_rows
 

@@ -19,7 +19,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import Cache
 
-from ..layer import Batch, HoulsbyTunerLayer, batch_of
+from ..tuner_layer import Batch, HoulsbyTunerLayer, batch_of
 from .rows import select_rows
 
 

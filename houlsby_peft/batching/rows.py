@@ -26,8 +26,8 @@ from transformers.utils.generic import ModelOutput
 
 from ..errors import AdapterError
 from ..heads.head import HoulsbyHead
-from ..layer import BASE, Batch, HoulsbyTunerLayer
 from ..modules import is_inside
+from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer
 
 
 _FOREIGN = "this part reads inputs, such as images, that may belong to any row"

@@ -11,9 +11,9 @@ from ..checkpoints.fingerprint import compare_fingerprints
 from ..checkpoints.saved import SavedAdapter
 from ..config import SHAPE_OPTIONS
 from ..errors import AdapterError
-from ..layer import state_of
 from ..record import AdapterRecord, unfold_places
 from ..registration import PREFIX
+from ..tuner_layer import state_of
 from .combine import compare_options, tensors_of
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..layer import BASE, Batch, KeepsFrozen, batch_of
 from ..modules import base_modules, cast, copy_of, device_of, dtype_of, is_inside
+from ..tuner_layer import BASE, Batch, KeepsFrozen, batch_of
 from .tasks import labels_of_base, task_kind_of_class
 
 

@@ -21,9 +21,10 @@ from ..coupling import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupl
 from ..errors import AdapterError
 from ..heads.head import find_new, find_trained_modules, needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
-from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, ModelState
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..modules import base_module, device_of, dtype_of, is_inside, layers_around, wrapped_modules
 from ..record import AdapterRecord, Place, fold_places
+from ..tuner_layer import HoulsbyTunerLayer, ModelState
 from ..weights import FILE_PREFIX, first_of
 from .inference import is_in_any, log_once
 from .places import View, find_places, is_included, output_width, recorded_places

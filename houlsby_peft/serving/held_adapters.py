@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import TaskKind, task_kind_of_class
-from ..layer import HoulsbyTunerLayer
+from ..tuner_layer import HoulsbyTunerLayer
 from .load import load_saved
 from .predictor import Predictor, find_reader, removed_on_error
 from .readers import Reader, attempt

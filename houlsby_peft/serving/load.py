@@ -17,7 +17,7 @@ from ..checkpoints.fingerprint import refuse_other_bases
 from ..checkpoints.saved import SavedAdapter
 from ..errors import AdapterError
 from ..heads.tasks import task_kind_of_class
-from ..layer import HoulsbyTunerLayer
+from ..tuner_layer import HoulsbyTunerLayer
 from .base_model import (
     check_tokens,
     load_base,

@@ -18,8 +18,8 @@ from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
-from ..layer import record_of
 from ..record import AdapterRecord
+from ..tuner_layer import record_of
 from ..weights import first_of
 from .base_model import label_arguments, set_verbosity
 from .readers import READERS, Input, Reader, predict_requests, split_batches

@@ -20,9 +20,9 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
-from ..layer import record_of
 from ..record import AdapterRecord
 from ..tables import check_number_of_texts
+from ..tuner_layer import record_of
 from .answers import Windows
 from .base_model import count_positions, count_tokens
 from .results import AnswerPrediction, ClassPrediction, EntityPrediction
