@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any
@@ -69,6 +69,11 @@ def layers_around(module: nn.Module) -> Iterator[nn.Module]:
 def is_inside(name: str, outer: str) -> bool:
     """Return whether a module is another module, or inside it, by their names."""
     return f"{name}.".startswith(f"{outer}.")
+
+
+def is_in_any(name: str, outer_names: Collection[str]) -> bool:
+    """Return whether a module is one of some modules, or inside one, by their names."""
+    return any(is_inside(name, outer) for outer in outer_names)
 
 
 def hidden_states_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

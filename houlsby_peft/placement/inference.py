@@ -39,7 +39,7 @@ from typing import Any
 
 from torch import nn
 
-from ..modules import is_inside
+from ..modules import is_in_any, is_inside
 from ..record import fold_indices, full_name
 from .table import SubLayer
 
@@ -429,11 +429,6 @@ def _last_part(name: str) -> str:
 
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def is_in_any(name: str, outer_names: Collection[str]) -> bool:
-    """Return whether a module is one of some modules, or inside one, by their names."""
-    return any(is_inside(name, outer) for outer in outer_names)
 
 
 def _is_list(module: nn.Module) -> bool:

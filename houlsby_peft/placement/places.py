@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from ..config import HoulsbyConfig
 from ..errors import shortened
 from ..heads.head import find_head
-from ..modules import base_module, base_modules, is_inside
+from ..modules import base_module, base_modules, is_in_any, is_inside
 from ..record import Place, fold_indices, full_name, unfold_places
-from .inference import find_attentions, infer_layers, is_in_any, log_inferred
+from .inference import find_attentions, infer_layers, log_inferred
 from .table import ARCHITECTURES, EMBEDDINGS, SHARED_NORMS, Stack, SubLayer
 
 

@@ -22,11 +22,19 @@ from ..errors import AdapterError
 from ..heads.head import find_new, find_trained_modules, needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm
-from ..modules import base_module, device_of, dtype_of, is_inside, layers_around, wrapped_modules
+from ..modules import (
+    base_module,
+    device_of,
+    dtype_of,
+    is_in_any,
+    is_inside,
+    layers_around,
+    wrapped_modules,
+)
 from ..record import AdapterRecord, Place, fold_places
-from ..tuner_layer import HoulsbyTunerLayer, ModelState
+from ..tuner_layer import BASE, HoulsbyTunerLayer, ModelState
 from ..weights import FILE_PREFIX, first_of
-from .inference import is_in_any, log_once
+from .inference import log_once
 from .places import View, find_places, is_included, output_width, recorded_places
 
 
@@ -190,6 +198,8 @@ class Plan:
         """Return why the model cannot have an adapter of this name; None if it can."""
         if "." in adapter_name:
             return "has a dot"
+        if adapter_name == BASE:
+            return "means the base model in a mixed batch"
         # Where a layer keeps the modules of its adapters.
         if hasattr(nn.ModuleDict(), adapter_name):
             return "is an attribute of torch.nn.ModuleDict"
