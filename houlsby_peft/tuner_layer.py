@@ -1,4 +1,4 @@
-"""What all tuner layers have in common: the wrapped module, the state of the model, PEFT's calls."""
+"""What all tuner layers have in common: the wrapped module, the model's state, calls from PEFT."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class TestWhatCannotBeLoadedLeavesNothing:
     def test_in_a_base_model(self, damaged):
         base = tiny_bert()
         before = state(base)
-        with pytest.raises(Exception, match="."):
+        with pytest.raises(Exception, match=r"."):
             PeftModel.from_pretrained(base, damaged)
         assert_same(before, state(base))
         assert not hasattr(base, "peft_config")
@@ -89,7 +89,7 @@ class TestWhatCannotBeLoadedLeavesNothing:
         model = get_peft_model(tiny_bert(), HoulsbyConfig(r=3)).eval()
         before, logits = state(model), model(IDS).logits
         for name in ("bad", "bad", "worse"):
-            with pytest.raises(Exception, match="."):
+            with pytest.raises(Exception, match=r"."):
                 model.load_adapter(damaged, name)
         assert_same(before, state(model))
         assert list(model.peft_config) == list(model.base_model.records) == ["default"]
@@ -100,7 +100,7 @@ class TestWhatCannotBeLoadedLeavesNothing:
 def test_an_adapter_with_other_options_is_not_loaded_over_one(saved):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, activation="relu")).eval()
     before = state(model)
-    with pytest.raises(ValueError, match="activation.*delete_adapter"):
+    with pytest.raises(ValueError, match=r"activation.*delete_adapter"):
         model.load_adapter(saved[0], "default")
     assert_same(before, state(model))
     model.delete_adapter("default")
