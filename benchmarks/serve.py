@@ -1,9 +1,9 @@
-"""Measure a service with many adapters against `TaskBank.predict` called directly: throughput and
-    latencies.
+"""Compare a service with many adapters to direct calls of `TaskBank.predict`.
 
     python benchmarks/serve.py --model base
 
-The adapters have random weights. Clients send requests of several rows, each of a random task.
+The adapters have random weights. Clients send requests of several rows, each of a random task. The
+figures are throughput and latencies.
 """
 
 from __future__ import annotations

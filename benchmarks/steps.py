@@ -16,7 +16,7 @@ from timing import compared, interleaved
 @dataclass(frozen=True)
 class Precision:
     """The dtype of the base model, and what computes faster: autocast in bfloat16, or float32
-        products in TF32.
+    products in TF32.
 
     Adapters are always float32.
     """

@@ -1,4 +1,4 @@
-"""Configuration of the site: `make docs` builds it strictly, from these pages and the docstrings."""
+"""Configuration of the site, which `make docs` builds strictly from the pages and docstrings."""
 
 import inspect
 

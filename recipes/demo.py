@@ -1,5 +1,5 @@
 """Train an adapter without data and network: the packaged MiniLM learns to tell good English from
-    bad.
+bad.
 
     python recipes/demo.py --use_cpu
 

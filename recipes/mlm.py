@@ -1,11 +1,11 @@
-"""Train an adapter, or the whole model, on a task's own text before it sees a label: masked
+r"""Train an adapter, or the whole model, on a task's own text before it sees a label: masked
 language modeling.
 
-    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --output_dir
-    runs/rte-text accelerate launch recipes/glue.py --task rte --init_adapter runs/rte-text/adapter
-    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --method full
-    --learning_rate 2e-5 \
-        --output_dir runs/rte-text-full
+    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte \
+        --output_dir runs/rte-text
+    accelerate launch recipes/glue.py --task rte --init_adapter runs/rte-text/adapter
+    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --method full \
+        --learning_rate 2e-5 --output_dir runs/rte-text-full
     accelerate launch recipes/glue.py --task rte --method full --model_name runs/rte-text-full/model
 
 The first two commands are the method of Han et al. 2021, the last two their baseline without

@@ -1,8 +1,8 @@
-"""Learn tasks one after the other on one encoder, and show that none is forgotten (Houlsby et al.
+r"""Learn tasks one after the other on one encoder, and show that none is forgotten (Houlsby et al.
 2019, section 1).
 
-    accelerate launch recipes/stream.py --data reviews.csv news_folder mails.jsonl --model_name
-    minilm
+    accelerate launch recipes/stream.py --data reviews.csv news_folder mails.jsonl \
+        --model_name minilm
 
 Each classification task gets its own adapter and its own head, of any width. It is a run as of
 text_classification.py, in a folder of its own, which resumes when the same command is given again.

@@ -41,7 +41,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs an NVIDIA GPU")
     if "instructblip" in item.name.lower() and Version(transformers.__version__) < Version("5.22"):
         pytest.skip(
-            "transformers before 5.22 makes InstructBLIP's Q-Former with the configuration of the whole model"
+            "transformers before 5.22 makes InstructBLIP's Q-Former with the configuration of the "
+            "whole model"
         )
 
 

@@ -84,7 +84,8 @@ def main():
     axes.text(7.02, 1.35, "adapters", ha="center", fontsize=6.5, color=DARK)
     axes.text(10.22, 1.35, "adapters", ha="center", fontsize=6.5, color=DARK)
     axes.text(
-        9, 0.25, "a task is a file of 1.6 to 9.7 MB; without it, the model is what it was, bit for bit",
+        9, 0.25,
+        "a task is a file of 1.6 to 9.7 MB; without it, the model is what it was, bit for bit",
         ha="center", fontsize=9, color=DARK,
     )  # fmt: skip
     figure.savefig(Path(__file__).with_suffix(".png"), bbox_inches="tight")

@@ -1,5 +1,5 @@
 """`SavedAdapter`: the files of an adapter, from a folder, the Hub or its cache, opened and checked
-    once.
+once.
 
 Others may have written these files. Only JSON and safetensors files are read, which cannot contain
 code, and nothing is allocated in the amount that a file asks for before its size is known.

@@ -18,7 +18,7 @@ from .held_adapters import TaskSource
 
 def find_adapters(path: Path) -> dict[str, Path]:
     """Return the folders of adapters, by task: of a folder of adapters or runs, or of one adapter
-        or run.
+    or run.
 
     A task is called after the adapter's folder, or after that of the run. Names that begin with a
     dot are left out, so that an adapter can be copied under such a name and then renamed.

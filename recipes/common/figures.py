@@ -1,5 +1,5 @@
 """What the end of a run shows: scores, figures and files, and the commands to type next; the style
-    of all figures.
+of all figures.
 
 The sizes are for a paper, the colors for color-blind readers. The import of Matplotlib takes a
 second: do it late.

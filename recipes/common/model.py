@@ -389,8 +389,8 @@ def load_saved(
     Hub.
 
     The adapter names its base model, unless another is given, a folder or a name on the Hub. The
-    data type "auto" is that of the
-    training, if it is known. The labels must be those given, in their order; None: any.
+    data type "auto" is that of the training, if it is known. The labels must be those given, in
+    their order; None: any.
     """
     folder = Path(name).expanduser()
     results = _results_beside(folder)

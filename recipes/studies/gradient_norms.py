@@ -1,6 +1,6 @@
-"""Run a recipe and record the norm of the gradient of each layer, step by step.
+r"""Run a recipe and record the norm of the gradient of each layer, step by step.
 
-    accelerate launch recipes/studies/gradient_norms.py recipes/glue.py --task rte \\
+    accelerate launch recipes/studies/gradient_norms.py recipes/glue.py --task rte \
         --output_dir runs/rte
 
 It runs the recipe, glue.py if none is named, and writes gradient_norms.jsonl into its output

@@ -8,8 +8,8 @@ of either paper. docs/papers.md has the commands for the papers' tables; study_t
 
 --data is a folder with a folder per task, named as in results/additional.py, with train, validation
 and test files and columns as for text_classification.py. With a single task, --output_dir is the
-run's defaults folder, otherwise it has a folder per task, and with --push_to_hub --hub_model_id
-user/name each adapter is pushed to its defaults repository, user/name-task. --evaluate
+run's own folder, otherwise it has a folder per task, and with --push_to_hub --hub_model_id
+user/name each adapter is pushed to its own repository, user/name-task. --evaluate
 "runs/paper_tasks/{task}" scores saved adapters.
 """
 

@@ -1,4 +1,4 @@
-"""Find out why some runs never leave the majority class: train settings and seeds one after the
+r"""Find out why some runs never leave the majority class: train settings and seeds one after the
 other, and record the first steps of each run.
 
     python recipes/studies/stuck_runs.py cells.txt docs/runs/stuck_runs.csv --task mrpc \
@@ -11,8 +11,8 @@ stuck so far. The other flags are those of glue.py.
 
 Each finished run adds a line to the table, with the scores of its last evaluation, the best main
 score (MRPC: F1), whether all its predictions are of one class, and the spread of [CLS] in
-validation's last batch. The folder of the table's name, here
-docs/runs/stuck_runs/, gets one file per run, with one line for each of the first 200 steps:
+validation's last batch. The folder of the table's name, here docs/runs/stuck_runs/, gets one file
+per run, with one line for each of the first 200 steps:
 
 - the loss,
 - `gradient_KIND`, the norm of the gradient by kind of weight, before clipping,

@@ -1,8 +1,8 @@
-"""Run a recipe for each combination of tasks, methods, sizes, rates, epochs and seeds.
+r"""Run a recipe for each combination of tasks, methods, sizes, rates, epochs and seeds.
 
-    python recipes/studies/sweep.py recipes/glue.py --task mrpc cola --share_layers 0 3
+    python recipes/studies/sweep.py recipes/glue.py --task mrpc cola --share_layers 0 3 \
         --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --output_dir runs/study
-    python recipes/studies/sweep.py recipes/glue.py --task all --method full
+    python recipes/studies/sweep.py recipes/glue.py --task all --method full \
         --learning_rate 2e-5 5e-5 --output_dir runs/study
     python recipes/studies/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20  # samples the range
     python recipes/studies/sweep.py ... --dry_run  # prints the commands

@@ -27,7 +27,9 @@ CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 # Heads that no class of transformers computes.
 REFUSED = {
     "bert-one_layer": "The head has 1 layers with the activation 'tanh' on the hidden states",
-    "distilbert-two_layers": "The head has 2 layers with the activation 'tanh' on the hidden states",
+    "distilbert-two_layers": (
+        "The head has 2 layers with the activation 'tanh' on the hidden states"
+    ),
 }
 # What the library reads as it was written, but writes otherwise today.
 REWRITTEN = {

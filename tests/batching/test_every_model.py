@@ -20,16 +20,19 @@ from tiny_models import perturb
 BASE = "__base__"
 # Values of a configuration's fields, whatever the model.
 SIZES = {
-    2: "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_decoder_layers depth "
-    "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_key_value_heads "
+    2: "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers "
+    "num_decoder_layers depth num_attention_heads n_head n_heads num_heads "
+    "encoder_attention_heads decoder_attention_heads num_key_value_heads "
     "type_vocab_size eos_token_id",
     0: "pad_token_id layerdrop encoder_layerdrop decoder_layerdrop",
     1: "bos_token_id decoder_start_token_id",
     4: "patch_size num_experts num_local_experts n_routed_experts",
     8: "head_dim d_kv",
     12: "moe_intermediate_size",
-    16: "hidden_size d_model n_embd dim embed_dim image_size embedding_size projection_dim encoder_hidden_size",
-    24: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim mlp_dim hidden_dim d_inner n_inner",
+    16: "hidden_size d_model n_embd dim embed_dim image_size embedding_size projection_dim "
+    "encoder_hidden_size",
+    24: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim mlp_dim hidden_dim "
+    "d_inner n_inner",
     60: "vocab_size src_vocab_size tgt_vocab_size",
     64: "max_position_embeddings n_positions",
 }

@@ -48,8 +48,8 @@ def alone(model, name):
 def opt():
     return OPTForCausalLM(
         OPTConfig(
-            vocab_size=VOCABULARY, hidden_size=16, word_embed_proj_dim=16, ffn_dim=24, num_hidden_layers=2,
-            num_attention_heads=2, max_position_embeddings=64,
+            vocab_size=VOCABULARY, hidden_size=16, word_embed_proj_dim=16, ffn_dim=24,
+            num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64,
         )
     )  # fmt: skip
 

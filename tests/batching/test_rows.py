@@ -158,21 +158,29 @@ def only_first_has_images(batch, row):
 
 
 RIGHT = {
-    "two towers": (CASES["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {}, one_row),
+    "two towers": (
+        CASES["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {},
+        one_row,
+    ),
     "images that the model needs, one per row": (blip_2, images_among_tokens(1, 1), {}, one_row),
     "images only in the text's layers": (
-        llava, images_among_tokens(2, 0), {"exclude_modules": ".*vision_tower.*"}, only_first_has_images,
+        llava, images_among_tokens(2, 0), {"exclude_modules": ".*vision_tower.*"},
+        only_first_has_images,
     ),
     "packed images only in the text's layers": (
-        qwen2_vl, patches_among_tokens(2, 0), {"exclude_modules": ".*visual.*"}, only_first_has_images,
+        qwen2_vl, patches_among_tokens(2, 0), {"exclude_modules": ".*visual.*"},
+        only_first_has_images,
     ),
 }  # fmt: skip
 REFUSED = {
-    "sequence first": (xlnet, {"input_ids": ids(2, 2)}, {"target_modules": ["ff.layer_2"]}, "one row alone has"),
+    "sequence first": (
+        xlnet, {"input_ids": ids(2, 2)}, {"target_modules": ["ff.layer_2"]}, "one row alone has",
+    ),
     "all images in a row": (llava, images_among_tokens(2, 0), {}, "may belong to any row"),
     "packed images": (qwen2_vl, patches_among_tokens(2, 0), {}, "may belong to any row"),
     "more images than texts": (
-        CASES["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(4, 3, 8, 8)}, {}, "two rows",
+        CASES["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(4, 3, 8, 8)}, {},
+        "two rows",
     ),
 }  # fmt: skip
 

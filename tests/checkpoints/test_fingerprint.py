@@ -198,7 +198,7 @@ def test_another_base_is_refused_by_load_and_warned_about_by_peft_and_transforme
 
 
 def test_a_base_of_another_task_class_is_the_same_base(tmp_path):
-    """Its checkpoint has neither pooler nor head, so that each class makes new ones, if it has any."""
+    """Its checkpoint has neither pooler nor head, so each class makes new ones, if it has any."""
     folder = make_base(tmp_path / "base")
     BertForMaskedLM.from_pretrained(folder).bert.save_pretrained(tmp_path / "encoder")
     classes = (AutoModel, AutoModelForSequenceClassification, AutoModelForMaskedLM)

@@ -308,7 +308,8 @@ def test_a_connection_that_breaks_off_leaves_the_cache(is_cached, good, monkeypa
     else:
         with pytest.raises(
             HubError,
-            match=r"^user/good is no folder, and on the Hub: .* cannot be reached \(Server disconnected",
+            match=r"^user/good is no folder, and on the Hub: "
+            r".* cannot be reached \(Server disconnected",
         ):
             houlsby_peft.load("user/good")
 
@@ -399,7 +400,9 @@ def test_each_damage_gives_an_error_that_names_it_and_runs_nothing(case, good, t
     folder.mkdir()
     traps = {
         "pickle": pickle.dumps(_Trap(tmp_path / "trap")),
-        "code": f"from pathlib import Path\nPath({str(tmp_path / 'trap')!r}).touch()\nclass T: pass\n".encode(),
+        "code": (
+            f"from pathlib import Path\nPath({str(tmp_path / 'trap')!r}).touch()\nclass T: pass\n"
+        ).encode(),
     }
     for name, content in change({path.name: path.read_bytes() for path in good.iterdir()}).items():
         (folder / name).write_bytes(traps.get(content, content))

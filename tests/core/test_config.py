@@ -42,8 +42,9 @@ def test_error_names_field_rule_and_value(fields, name, said):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("r", True), ("train_layer_norm", 1), ("layers_to_transform", [0, "1"]), ("modules_to_save", "pooler"),
-        ("kind", "prefix"), ("invertible", "glow"), ("problem_type", "classification"), ("init_weights", "gaussian"),
+        ("r", True), ("train_layer_norm", 1), ("layers_to_transform", [0, "1"]),
+        ("modules_to_save", "pooler"), ("kind", "prefix"), ("invertible", "glow"),
+        ("problem_type", "classification"), ("init_weights", "gaussian"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_type_is_refused(name, value):
@@ -95,11 +96,14 @@ def test_an_option_of_a_later_version_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"r": 3, "activation": "tanh", "dropout": 0.25, "share_layers": 3, "init_std": 0.5, "init_weights": False},
+        {"r": 3, "activation": "tanh", "dropout": 0.25, "share_layers": 3, "init_std": 0.5,
+         "init_weights": False},
         {"kind": "parallel", "scaling": "channel", "invertible": "nice", "train_layer_norm": "all"},
-        {"positions": ("attention",), "layers_to_transform": [0, 7], "layers_pattern": ["layer", "block"],
-         "exclude_modules": "embeddings.norm", "rank_pattern": {"output": 8}, "modules_to_save": ["pooler"]},
-        {"target_modules": ["query", "output.dense"], "layers_to_transform": 3, "trainable_token_indices": [1, 5]},
+        {"positions": ("attention",), "layers_to_transform": [0, 7],
+         "layers_pattern": ["layer", "block"], "exclude_modules": "embeddings.norm",
+         "rank_pattern": {"output": 8}, "modules_to_save": ["pooler"]},
+        {"target_modules": ["query", "output.dense"], "layers_to_transform": 3,
+         "trainable_token_indices": [1, 5]},
         {"id2label": {0: "a\u2028\U0001f600", 1: ""}, "problem_type": "multi_label_classification",
          "two_layer_head": True, "task_type": TaskType.SEQ_CLS, "revision": "v1",
          "trainable_token_indices": {"embed.tokens": [2]}},

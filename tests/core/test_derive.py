@@ -1,5 +1,5 @@
 """New adapters from existing ones: without layers (ablate, prune), combined, initialized from a
-    saved one.
+saved one.
 
 Each is compared with plain computation on the modules or on the tensors of the saved files.
 """
@@ -175,8 +175,8 @@ class TestWithoutLayers:
 
         def train(**options):
             args = TrainingArguments(
-                tmp_path, seed=3, max_steps=12, per_device_train_batch_size=2, use_cpu=True, report_to="none",
-                disable_tqdm=True, save_steps=6, **options,
+                tmp_path, seed=3, max_steps=12, per_device_train_batch_size=2, use_cpu=True,
+                report_to="none", disable_tqdm=True, save_steps=6, **options,
             )  # fmt: skip
             trainer = Trainer(
                 model, args, train_dataset=rows, callbacks=[houlsby_peft.AdapterDrop(), Trained()]
@@ -264,7 +264,7 @@ class TestWithoutLayers:
 
 
 class TestCombined:
-    """`add_weighted_adapter`; `test_contract.py` compares averages on other models with the files."""
+    """`add_weighted_adapter`; `test_contract.py` compares averages on other models to the files."""
 
     @pytest.mark.parametrize(
         ("one", "two"),
@@ -351,8 +351,10 @@ class TestCombined:
             ({}, {"r": 3}, [1, 1], "r is 4 and 3. Train them with the same configuration"),
             ({"share_layers": 3}, {"share_layers": 1}, [1, 1], "share_layers is 3 and 1"),
             (
-                {"train_layer_norm": False}, {"train_layer_norm": False, "layers_to_transform": [0, 1, 2]}, [1, 1],
-                r"only 'one' has .*encoder\.layer\.3\.attention\.output\.dropout\.houlsby_adapter\.",
+                {"train_layer_norm": False},
+                {"train_layer_norm": False, "layers_to_transform": [0, 1, 2]}, [1, 1],
+                r"only 'one' has "
+                r".*encoder\.layer\.3\.attention\.output\.dropout\.houlsby_adapter\.",
             ),
             (
                 {"share_layers": 3, "layers_to_transform": [0, 1]}, {"share_layers": 3}, [1, 1],
@@ -361,7 +363,10 @@ class TestCombined:
             ({"train_layer_norm": False}, {}, [1, 1], "only 'two' has .*LayerNorm"),
             ({"modules_to_save": []}, {}, [1, 1], "only 'two' has .*classifier"),
             ({"id2label": {0: "a"}}, {}, [1, 1], r"classifier.* has the shapes \(1.* and \(3"),
-            ({"positions": ["feed_forward"]}, {"kind": "pfeiffer"}, [1, 1], "kind is 'houlsby' and 'pfeiffer'"),
+            (
+                {"positions": ["feed_forward"]}, {"kind": "pfeiffer"}, [1, 1],
+                "kind is 'houlsby' and 'pfeiffer'",
+            ),
             ({"activation": "relu"}, {}, [1, 1], "activation is 'relu' and 'gelu'"),
             ({"scaling": "learned"}, {}, [1, 1], "scaling is 'learned' and 1.0"),
             ({}, {}, [float("nan"), 1], "finite"),

@@ -1,4 +1,4 @@
-"""Other kinds of adapters, beyond what `test_contract.py` compares with their published formulas."""
+"""Other kinds of adapters, beyond what `test_contract.py` compares to published formulas."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_mixed_batch(build, with_adapters):
     "ignore:The PEFT config's `base_model_name_or_path` was renamed:UserWarning"
 )
 def test_a_base_with_layers_on_disk(saved, tmp_path, token_ids):
-    """PEFT cannot load an adapter with one that has no hooks yet, but onto one that has an adapter."""
+    """PEFT cannot load an adapter with one that has no hooks yet, but onto one with an adapter."""
     base = load(saved, device_map=ON_DISK, offload_folder=tmp_path)
     assert any(parameter.is_meta for parameter in base.parameters())
     model = get_peft_model(base, HoulsbyConfig.from_pretrained(saved / "adapter"))

@@ -63,7 +63,8 @@ import sys, torch
 given = torch.load(sys.argv[1], weights_only=False)
 print(given["model"](given["ids"]).logits.sum().item())
 late = ("hub", "serving", "placement.show", "cli")
-loaded = lambda: [name for name in sys.modules if name.startswith(tuple(f"houlsby_peft.{part}" for part in late))]
+prefixes = tuple(f"houlsby_peft.{part}" for part in late)
+loaded = lambda: [name for name in sys.modules if name.startswith(prefixes)]
 assert not loaded(), loaded()
 import houlsby_peft
 assert not loaded(), loaded()

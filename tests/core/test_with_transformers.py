@@ -126,8 +126,9 @@ def trainer(path, fields, epochs=3):
     base = AutoModelForSequenceClassification.from_pretrained(path / "base")
     model = get_peft_model(base, HoulsbyConfig(r=4, task_type="SEQ_CLS", **fields))
     arguments = TrainingArguments(
-        output_dir=path / "run", num_train_epochs=epochs, per_device_train_batch_size=8, learning_rate=1e-2,
-        eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="loss",
+        output_dir=path / "run", num_train_epochs=epochs, per_device_train_batch_size=8,
+        learning_rate=1e-2, eval_strategy="epoch", save_strategy="epoch",
+        load_best_model_at_end=True, metric_for_best_model="loss",
         report_to=[], disable_tqdm=True, use_cpu=True, seed=1,
     )  # fmt: skip
     return Trainer(model, arguments, train_dataset=Sentences(), eval_dataset=Sentences())
@@ -161,7 +162,7 @@ LORA = {"target_modules": ["query", "attention.output.dense"], "init_lora_weight
 @second_adapter
 @pytest.mark.parametrize("lora_first", [True, False])
 def test_a_lora_beside(lora_first, token_ids):
-    """Both active: LoRA in the projections, the bottleneck after them, whichever was added first."""
+    """Both active: LoRA in the projections, the bottleneck after them, added in either order."""
     model = tiny_bert()
     configs = [(LoraConfig(**LORA), "low_rank"), (HoulsbyConfig(r=4), "mine")]
     for config, name in configs if lora_first else configs[::-1]:
@@ -209,7 +210,7 @@ def test_a_bottleneck_after_a_lora_in_the_same_module_is_refused(token_ids):
 @second_adapter
 @pytest.mark.parametrize("share_layers", [0, 3])
 def test_a_lora_around_bottlenecks_of_the_same_modules(share_layers, tmp_path, token_ids):
-    """As in Llama, whose bottlenecks follow the projections. The file is that of the adapter alone."""
+    """As in Llama, whose bottlenecks follow the projections. The file has the adapter alone."""
     targets = ["attention.output.dense", "output.dense"]
     model = tiny_bert()
     model.add_adapter(HoulsbyConfig(r=4, target_modules=targets, share_layers=share_layers), "mine")

@@ -1,5 +1,5 @@
 """The GLUE recipe on two processes: 3-shared bottlenecks under every strategy, and runs that break
-    off.
+off.
 
 DDP runs in every suite, the other strategies with `-m slow`; `.ci/run` adds FSDP2 and ZeRO-3.
 """

@@ -1,12 +1,13 @@
 """Every model type of transformers: its layers with attention are adapted as a whole, or refused
-    with a remedy.
+with a remedy.
 
 Each type is built on the meta device from its default configuration. A dozen types belong to the
 ordinary tests. To check all of them, and to write a table of the outcomes, one row per type in the
 order in which they finish:
 
-    PLACEMENT_TABLE=/tmp/placement.tsv python -m pytest -q -n 2
-    tests/placement/test_all_model_types.py cut -f 2 /tmp/placement.tsv | sort | uniq -c
+    export PLACEMENT_TABLE=/tmp/placement.tsv
+    python -m pytest -q -n 2 tests/placement/test_all_model_types.py
+    cut -f 2 $PLACEMENT_TABLE | sort | uniq -c
 
 The outcomes are: known (by the table of architectures), inferred, both (a composite), refused, no
 attention, not built.

@@ -43,7 +43,7 @@ def stacks(name):
 
 
 def has_entries(name):
-    """Whether the table tells what adapters of other kinds read, at least after the feed-forwards."""
+    """Whether the table tells what other kinds of adapters read, at least after feed-forwards."""
     ends = [end for stack in stacks(name) for end in stack.positions]
     return any(end.entry for position, end in ends if position == "feed_forward")
 
@@ -284,9 +284,17 @@ def test_skip_and_embeddings(name):
         torch.testing.assert_close(coupled, layers[0][2].inputs[0])
 
 
-TASKS = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING", "MULTIPLE_CHOICE",
-         "IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "AUDIO_CLASSIFICATION", "AUDIO_FRAME_CLASSIFICATION",
-         "CTC")  # fmt: skip
+TASKS = (
+    "SEQUENCE_CLASSIFICATION",
+    "TOKEN_CLASSIFICATION",
+    "QUESTION_ANSWERING",
+    "MULTIPLE_CHOICE",
+    "IMAGE_CLASSIFICATION",
+    "SEMANTIC_SEGMENTATION",
+    "AUDIO_CLASSIFICATION",
+    "AUDIO_FRAME_CLASSIFICATION",
+    "CTC",
+)
 
 
 @pytest.mark.parametrize("task", TASKS)

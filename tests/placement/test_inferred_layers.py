@@ -1,5 +1,5 @@
-"""Architectures that are not in the table: the inference against the table, on transformers made at home, and
-its refusals.
+"""Architectures that are not in the table: the inference against the table, on transformers made
+at home, and its refusals.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def no_table(monkeypatch):
     monkeypatch.setattr("houlsby_peft.placement.places.ARCHITECTURES", {})
 
 
-# Plain layers where the inference does not find what the table's ends are, and others where it does.
+# Plain layers where the inference does not find the table's ends, and others where it does.
 NOT_INFERRED = {"dinov2", "gemma4_vision", "inkling_text", "timesformer:places", "wavlm"}
 INFERRED = {"blip_2_qformer", "ibert"}
 ONE_OF_EACH = {

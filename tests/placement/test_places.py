@@ -224,9 +224,12 @@ def test_cross_attention_that_the_model_does_not_have():
 
 @pytest.mark.parametrize("name", ["Reformer", "SqueezeBERT", "XLM", "XLNet"])
 def test_the_remedy_for_an_architecture_that_is_not_supported_works(name):
-    sizes = {"hidden_size": 16, "attn_layers": ["local"] * 2, "feed_forward_size": 24, "attention_head_size": 8,
-             "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "embedding_size": 16,
-             "local_attn_chunk_length": 4, "axial_pos_embds": False}  # fmt: skip
+    sizes = {
+        "hidden_size": 16, "attn_layers": ["local"] * 2, "feed_forward_size": 24,
+        "attention_head_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 24, "embedding_size": 16, "local_attn_chunk_length": 4,
+        "axial_pos_embds": False,
+    }  # fmt: skip
     own = {
         "emb_dim": 16,
         "n_layers": 2,

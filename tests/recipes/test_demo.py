@@ -18,7 +18,10 @@ from recipe_runs import results_of, run
 
 
 SPLITS = ("train", "validation", "test")
-_WORDS = "the that this these those is are was were seem seems himself herself he him she her they them we us"
+_WORDS = (
+    "the that this these those is are was were seem seems himself herself "
+    "he him she her they them we us"
+)
 FUNCTION_WORDS = set(_WORDS.split())
 
 
@@ -115,11 +118,14 @@ def test_agreement_is_right(pairs):
 
 def test_without_data_and_network(encoder, tmp_path):
     """Started as users start it, on another encoder than the default, which takes longer."""
-    refuse = "import sys\n\ndef refuse(event, arguments):\n    assert event != 'socket.getaddrinfo', arguments\n"
+    refuse = (
+        "import sys\n\ndef refuse(event, arguments):\n"
+        "    assert event != 'socket.getaddrinfo', arguments\n"
+    )
     (tmp_path / "sitecustomize.py").write_text(f"{refuse}\nsys.addaudithook(refuse)\n")
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    command = [sys.executable, demo.__file__, "--output_dir", tmp_path / "run", "--max_steps", 2, "--model_name",
-               encoder]  # fmt: skip
+    command = [sys.executable, demo.__file__, "--output_dir", tmp_path / "run", "--max_steps", 2,
+               "--model_name", encoder]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(
         list(map(str, command)), env=environment, capture_output=True, text=True, check=False

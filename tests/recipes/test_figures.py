@@ -62,16 +62,16 @@ def finished_run(tmp_path):
     """
     numbers = itertools.count()
 
-    def write(task, method, seed, score=None, trained=100, scores=None, epochs=None, test=None, model="tiny",
-              **arguments) -> Path:  # fmt: skip
+    def write(task, method, seed, score=None, trained=100, scores=None, epochs=None, test=None,
+              model="tiny", **arguments) -> Path:  # fmt: skip
         scores = scores or {GLUE_TASKS.get(task, ("accuracy",))[0]: score, "accuracy": score}
         name = next(iter(scores))
         folder = tmp_path / f"{next(numbers):03}"
         folder.mkdir()
         results = {
-            "task": task, "method": method, "model": model, "seed": seed, "best_score": scores[name],
-            "best_scores": scores, "chosen_by": name, "trainable_parameters": trained, "total_parameters": 1000,
-            "peak_memory": 2000,
+            "task": task, "method": method, "model": model, "seed": seed,
+            "best_score": scores[name], "best_scores": scores, "chosen_by": name,
+            "trainable_parameters": trained, "total_parameters": 1000, "peak_memory": 2000,
             "epochs": epochs or [{"epoch": 1.0, "step": 10, "seconds": 9.0, **scores}],
             "test": None if test is None else {"accuracy": test},
             "arguments": {**ARGUMENTS, "output_dir": "moved", **arguments},
@@ -110,10 +110,14 @@ class TestTradeoff:
         finished_run("cola", "houlsby", 0, 0.5, 70, share_layers=3)
         draw("tradeoff", tmp_path)
         points = lines(tmp_path / "tradeoff.jsonl")
-        assert [(point["series"], point["trained_parameters"], point["size"]) for point in points] == [
-            ("adapters", 20, "r=1"), ("adapters", 50, "r=8"), ("fine-tuning of the top k layers", 60, "k=3"),
-            ("adapters, shared by 3 layers", 70, "r=64"), ("full fine-tuning", 1000, ""),
-        ]  # fmt: skip
+        drawn = [(point["series"], point["trained_parameters"], point["size"]) for point in points]
+        assert drawn == [
+            ("adapters", 20, "r=1"),
+            ("adapters", 50, "r=8"),
+            ("fine-tuning of the top k layers", 60, "k=3"),
+            ("adapters, shared by 3 layers", 70, "r=64"),
+            ("full fine-tuning", 1000, ""),
+        ]
         assert points[0]["scores"] == {"CoLA": pytest.approx([70, 80])}
         assert band(points[0]) == pytest.approx([70, 75, 80])
         assert band(points[-1]) == pytest.approx([80, 85, 90])
@@ -358,9 +362,8 @@ class TestStability:
                     )
         draw("stability", tmp_path)
         rows = lines(tmp_path / "stability.jsonl")
-        assert [(row["method"], row["pretraining_steps"], row["learning_rate"]) for row in rows] == [
-            ("full", 0, 3e-4), ("houlsby", 0, 3e-4)
-        ]  # fmt: skip
+        drawn = [(row["method"], row["pretraining_steps"], row["learning_rate"]) for row in rows]
+        assert drawn == [("full", 0, 3e-4), ("houlsby", 0, 3e-4)]
         for row in rows:
             assert row["scores"] == {str(seed): pytest.approx(70 + 10 * seed) for seed in range(3)}
             assert row["last"] == {str(seed): pytest.approx(50) for seed in range(3)}
@@ -373,7 +376,7 @@ class TestStability:
             assert_drawn(tmp_path / name)
 
     def test_lengths_of_pretraining_and_of_fine_tuning(self, finished_run, tmp_path):
-        """With one run per start, whose epochs are drawn, and with a run for each number of epochs."""
+        """With one run per start, whose epochs are drawn, and with a run per number of epochs."""
         for steps in (0, 20, 30):
             epochs = [
                 {"epoch": n, "step": n, "accuracy": (50 + steps + n) / 100} for n in (1.0, 2.0)
@@ -420,7 +423,9 @@ class TestGradientNorms:
     def test_layers(self):
         parameters = {
             "bert.encoder.layer.3.output.LayerNorm.weight": "bert.encoder.layer.3",
-            "module.base_model.model.decoder.block.0.layer.2.dropout.houlsby_adapter.a.bias": "decoder.block.0",
+            "module.base_model.model.decoder.block.0.layer.2.dropout.houlsby_adapter.a.bias": (
+                "decoder.block.0"
+            ),
             "base_model.model.classifier.modules_to_save.default.weight": "classifier",
             "bert.pooler.dense.bias": "bert.pooler",
             "bert.embeddings.LayerNorm.houlsby_norm.default.weight": "bert.embeddings",
@@ -447,9 +452,10 @@ class TestGradientNorms:
                 expected[layer_of(name)] = expected.get(layer_of(name), 0.0) + square
         model.zero_grad()
         arguments = TrainingArguments(
-            str(tmp_path), max_steps=2, logging_steps=1, max_grad_norm=clip, report_to="none", use_cpu=True,
-            per_device_train_batch_size=4 // accumulated, gradient_accumulation_steps=accumulated,
-            train_sampling_strategy="sequential", learning_rate=0.0, save_strategy="no", dataloader_pin_memory=False,
+            str(tmp_path), max_steps=2, logging_steps=1, max_grad_norm=clip, report_to="none",
+            use_cpu=True, per_device_train_batch_size=4 // accumulated,
+            gradient_accumulation_steps=accumulated, train_sampling_strategy="sequential",
+            learning_rate=0.0, save_strategy="no", dataloader_pin_memory=False,
         )  # fmt: skip
         trainer = Trainer(
             model, arguments, train_dataset=Dataset.from_list(rows), callbacks=[GradientNorms()]
@@ -468,15 +474,15 @@ class TestGradientNorms:
 
 
 def cut_or_overprinted(figure) -> list[str]:
-    """The labels of a figure's axes that reach beyond it, or lie over one another on the same axis."""
+    """The labels of a figure's axes that reach beyond it, or overlap on the same axis."""
     figure.draw_without_rendering()
     found = []
     for axes in figure.axes:
         for names in (axes.get_xticklabels(), axes.get_yticklabels()):
             shown = [name for name in names if name.get_text() and name.get_visible()]
             boxes = [name.get_window_extent() for name in shown]
-            found += [a.get_text() for (a, one), (_, other) in itertools.pairwise(zip(shown, boxes, strict=True))
-                      if one.overlaps(other)]  # fmt: skip
+            neighbours = itertools.pairwise(zip(shown, boxes, strict=True))
+            found += [a.get_text() for (a, one), (_, other) in neighbours if one.overlaps(other)]
         for label in (axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_yticklabels()):
             box = label.get_window_extent()
             if label.get_text() and (box.x0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y0 < -1):
@@ -501,21 +507,31 @@ class TestFullSize:
                 )
         rows = arrange(finished(tmp_path), CHOSEN)
         facts = compare.summarize(rows, rows[0], find_columns(rows), "validation")
-        for drawn in (chart.draw(rows), curves.draw(curves.summarize(rows)), compare.draw(facts, "test"),
-                      tradeoff.draw(tradeoff.summarize(rows, find_columns(rows), each=True))):  # fmt: skip
+        for drawn in (
+            chart.draw(rows),
+            curves.draw(curves.summarize(rows)),
+            compare.draw(facts, "test"),
+            tradeoff.draw(tradeoff.summarize(rows, find_columns(rows), each=True)),
+        ):
             assert drawn.get_figwidth() < 7
             assert not cut_or_overprinted(drawn)
 
     def test_twenty_two_starts(self):
         rows = [
-            {"task": "cola", "method": method, "pretraining_steps": 2000 * n, "score": "matthews_correlation",
-             "scores": {0: 50 + n, 1: 52 + n}, "last": {0: 49 + n, 1: 51}, "by_epochs": {1.0: 40, 2.0: 50 + n},
-             "run": f"pretrained_{n}", "pretraining_epochs": n, "examples": 872, "success_rate": 0.5,
-             "standard_error": 0.01}
+            {"task": "cola", "method": method, "pretraining_steps": 2000 * n,
+             "score": "matthews_correlation", "scores": {0: 50 + n, 1: 52 + n},
+             "last": {0: 49 + n, 1: 51}, "by_epochs": {1.0: 40, 2.0: 50 + n},
+             "run": f"pretrained_{n}", "pretraining_epochs": n, "examples": 872,
+             "success_rate": 0.5, "standard_error": 0.01}
             for n in range(11) for method in ("full", "houlsby")
         ]  # fmt: skip
-        for function in (stability.draw_seeds, stability.draw_lengths, stability.draw_epochs, stability.draw_learning_curves,
-                         robustness.draw):  # fmt: skip
+        for function in (
+            stability.draw_seeds,
+            stability.draw_lengths,
+            stability.draw_epochs,
+            stability.draw_learning_curves,
+            robustness.draw,
+        ):
             figure = function(rows)
             assert figure.get_figwidth() < 7
             assert not cut_or_overprinted(figure), function
@@ -533,9 +549,10 @@ def trained(tmp_path_factory):
             label=rows["label"][:200],
         )
     for method in ("houlsby", "full"):
-        run(glue, "--task", "sst2", "--data_dir", folder, "--model_name", encoder, "--output_dir", folder / method,
-            "--method", method, "--max_steps", 4, "--report_to", "none", "--save_strategy", "no",
-            "--load_best_model_at_end", "false", "--eval_strategy", "no", "--r", 8)  # fmt: skip
+        run(glue, "--task", "sst2", "--data_dir", folder, "--model_name", encoder,
+            "--output_dir", folder / method, "--method", method, "--max_steps", 4,
+            "--report_to", "none", "--save_strategy", "no", "--load_best_model_at_end", "false",
+            "--eval_strategy", "no", "--r", 8)  # fmt: skip
     return folder
 
 
@@ -614,7 +631,8 @@ def write_wordnet(folder: Path) -> Path:
             for word in words:
                 offsets.setdefault(word.partition("(")[0].lower(), []).append(len(data))
             listed = " ".join(f"{word} 0" for word in words)
-            data += f"{len(data):08} 05 {part[0]} {len(words):02x} {listed} 001 @ 00000001 n 0000 | a gloss\n".encode()
+            line = f"{len(data):08} 05 {part[0]} {len(words):02x} {listed}"
+            data += f"{line} 001 @ 00000001 n 0000 | a gloss\n".encode()
         (folder / f"data.{part}").write_bytes(data)
         index = ""
         for word, at in offsets.items():

@@ -138,8 +138,9 @@ class TestRuns:
         assert trainer.args.metric_for_best_model == "main", "the command's own stays"
 
     def test_the_saved_adapter_has_the_best_epochs_score(self, encoder, glue_data, tmp_path):
-        run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--seed", 2,
-            "--num_train_epochs", 4, "--learning_rate", 3e-2, "--lr_scheduler_type", "constant",
+        run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu",
+            "--seed", 2, "--num_train_epochs", 4, "--learning_rate", 3e-2,
+            "--lr_scheduler_type", "constant",
             "--per_device_train_batch_size", 8, "--output_dir", tmp_path)  # fmt: skip
         results = results_of(tmp_path)
         scores = {entry["epoch"]: entry["matthews_correlation"] for entry in results["epochs"]}
@@ -166,8 +167,9 @@ class TestRuns:
         }
         for split in ("train", "validation"):
             write(tmp_path / "stsb" / f"{split}.csv", **columns)
-        run(glue, "--task", "stsb", "--data_dir", tmp_path, "--model_name", encoder, "--num_train_epochs", 1,
-            "--use_cpu", "--output_dir", tmp_path / "{task}-run", "--metric_for_best_model", "accuracy")  # fmt: skip
+        run(glue, "--task", "stsb", "--data_dir", tmp_path, "--model_name", encoder,
+            "--num_train_epochs", 1, "--use_cpu", "--output_dir", tmp_path / "{task}-run",
+            "--metric_for_best_model", "accuracy")  # fmt: skip
         assert (
             capsys.readouterr().out.count("stsb has no accuracy: spearmanr chooses the best epoch")
             == 1
@@ -257,11 +259,15 @@ class TestRuns:
         monkeypatch.setattr(glue, "find_tasks", lambda _: two)
         monkeypatch.setattr("common.glue_tasks.find_tasks", lambda _: [])
         for split in ("train", "validation"):
-            write(tmp_path / "data" / "rte" / f"{split}.csv", sentence1=SENTENCES[:16], sentence2=SENTENCES[16:32],
-                  label=[0, 1] * 8)  # fmt: skip
+            write(
+                tmp_path / "data" / "rte" / f"{split}.csv",
+                sentence1=SENTENCES[:16],
+                sentence2=SENTENCES[16:32],
+                label=[0, 1] * 8,
+            )
         (tmp_path / "data" / "cola").symlink_to(glue_data / "cola")
-        run(glue, "--task", "all", "--data_dir", tmp_path / "data", "--model_name", encoder, "--max_steps", 1,
-            "--use_cpu", "--output_dir", tmp_path / "runs")  # fmt: skip
+        run(glue, "--task", "all", "--data_dir", tmp_path / "data", "--model_name", encoder,
+            "--max_steps", 1, "--use_cpu", "--output_dir", tmp_path / "runs")  # fmt: skip
         found = json.loads((tmp_path / "runs" / "all.json").read_text())
         assert found["scores"]["rte"] == results_of(tmp_path / "runs" / "rte")["best_scores"]
         assert found["server_average"] is None
@@ -278,8 +284,9 @@ class TestRuns:
 
     def test_accumulated_steps_report_the_models_loss(self, encoder, glue_data, tmp_path):
         """Untouched, the Trainer would report the loss times the number of accumulated steps."""
-        run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--max_steps", 1, "--use_cpu",
-            "--gradient_accumulation_steps", 4, "--per_device_train_batch_size", 16, "--logging_steps", 1,
+        run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu",
+            "--max_steps", 1, "--gradient_accumulation_steps", 4,
+            "--per_device_train_batch_size", 16, "--logging_steps", 1,
             "--output_dir", tmp_path)  # fmt: skip
         state = json.loads(next(tmp_path.glob("checkpoint-*/trainer_state.json")).read_text())
         assert 0.3 < state["log_history"][0]["loss"] < 1.2

@@ -163,10 +163,15 @@ def is_trained(method: str, name: str, head: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize(
     ("recipe", "method"),
     [
-        ("tagging", "top_k"), ("squad", "layer_norm"), ("squad", "ia3"), ("texts", "full"), ("texts", "linear"),
-        ("masked words", "full"), ("masked words", "lora"),
+        ("tagging", "top_k"),
+        ("squad", "layer_norm"),
+        ("squad", "ia3"),
+        ("texts", "full"),
+        ("texts", "linear"),
+        ("masked words", "full"),
+        ("masked words", "lora"),
     ],
-)  # fmt: skip
+)
 def test_a_run(recipe, method, encoder, data, tmp_path, ends):
     """Which weights change, by name, and that what is saved gives the same outputs, loaded as
     anybody would.
@@ -182,8 +187,8 @@ def test_a_run(recipe, method, encoder, data, tmp_path, ends):
         "--learning_rate",
         1e-2,
     )
-    run(script, "--data", data / recipe, "--model_name", encoder, "--output_dir", tmp_path, "--use_cpu",
-        "--max_steps", 1, *flags)  # fmt: skip
+    run(script, "--data", data / recipe, "--model_name", encoder, "--output_dir", tmp_path,
+        "--use_cpu", "--max_steps", 1, *flags)  # fmt: skip
     assert results_of(tmp_path)["method"] == method
     tokens = AutoTokenizer.from_pretrained(encoder)(
         SENTENCES[:4], padding=True, return_tensors="pt"
@@ -219,16 +224,16 @@ def test_pretraining_without_adapters_is_a_start_for_a_task(encoder, glue_data, 
     a new head.
     """
     text = tmp_path / "cola-text"
-    run(mlm, "--data", data / "texts", "--model_name", encoder, "--output_dir", text, "--use_cpu", "--max_steps", 1,
-        "--method", "full")  # fmt: skip
+    run(mlm, "--data", data / "texts", "--model_name", encoder, "--output_dir", text, "--use_cpu",
+        "--max_steps", 1, "--method", "full")  # fmt: skip
     pretrained, before = (
         load_file(text / "model" / "model.safetensors"),
         load_file(encoder / "model.safetensors"),
     )
     assert torch.equal(pretrained["bert.pooler.dense.weight"], before["pooler.dense.weight"])
-    run(glue, "--task", "cola", "--data_dir", glue_data, "--use_cpu", "--max_steps", 1, "--method", "full",
-        "--model_name", tmp_path / "{task}-text" / "model", "--output_dir", tmp_path / "run",
-        "--learning_rate", 1e-60)  # fmt: skip
+    run(glue, "--task", "cola", "--data_dir", glue_data, "--use_cpu", "--max_steps", 1,
+        "--method", "full", "--model_name", tmp_path / "{task}-text" / "model",
+        "--output_dir", tmp_path / "run", "--learning_rate", 1e-60)  # fmt: skip
     started = load_file(tmp_path / "run" / "model" / "model.safetensors")
     shared = {name for name in pretrained if name.startswith("bert.")}
     assert started.keys() == shared | {"classifier.weight", "classifier.bias"}
@@ -262,8 +267,8 @@ class TestDataType:
     def test_a_run_goes_on_in_the_type_it_began_with(
         self, encoder, glue_data, tmp_path, monkeypatch, capsys
     ):
-        flags = ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
-                 "--output_dir", tmp_path]  # fmt: skip
+        flags = ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu",
+                 "--max_steps", 1, "--output_dir", tmp_path]  # fmt: skip
         monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
         run(glue, *flags)
         adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")

@@ -25,8 +25,9 @@ from houlsby_peft import HoulsbyConfig
 from recipe_runs import run
 
 
-OFTEN = ["--learning_rate", "1e-2", "--save_strategy", "steps", "--save_steps", 1, "--save_total_limit", 3,
-         "--eval_strategy", "steps", "--eval_steps", 1, "--per_device_train_batch_size", 8]  # fmt: skip
+OFTEN = ["--learning_rate", "1e-2", "--save_strategy", "steps", "--save_steps", 1,
+         "--save_total_limit", 3, "--eval_strategy", "steps", "--eval_steps", 1,
+         "--per_device_train_batch_size", 8]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -210,9 +211,14 @@ class TestPretraining:
         assert random.seed is None, "in training, other words are masked each time"
 
     @pytest.mark.parametrize(
-        ("kind", "expected"), [("BertForPreTraining", True), ("RobertaForMaskedLM", True),
-                               ("ElectraForPreTraining", False), ("BertForSequenceClassification", False)],
-    )  # fmt: skip
+        ("kind", "expected"),
+        [
+            ("BertForPreTraining", True),
+            ("RobertaForMaskedLM", True),
+            ("ElectraForPreTraining", False),
+            ("BertForSequenceClassification", False),
+        ],
+    )
     def test_which_checkpoints_have_a_head_for_masked_words(
         self, kind, expected, encoder, tmp_path
     ):
@@ -245,12 +251,12 @@ class TestPretraining:
 
 class TestInitAdapter:
     def glue(self, encoder, data, tmp_path, *flags):
-        run(glue, "--task", "cola", "--data_dir", data.parent, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
-            "--output_dir", tmp_path, *flags)  # fmt: skip
+        run(glue, "--task", "cola", "--data_dir", data.parent, "--model_name", encoder, "--use_cpu",
+            "--max_steps", 1, "--output_dir", tmp_path, *flags)  # fmt: skip
         return load_file(tmp_path / "adapter" / "adapter_model.safetensors")
 
     def test_a_recipe_starts_from_it_with_a_fresh_head(self, encoder, data, pretrained, tmp_path):
-        """At a learning rate that is zero in float32, what a recipe saves is what it started from."""
+        """At a learning rate that is zero in float32, a recipe saves what it started from."""
         source = load_file(pretrained / "adapter" / "adapter_model.safetensors")
         frozen = ["--learning_rate", 1e-60, "--init_adapter"]
         first = self.glue(encoder, data, tmp_path / "first", *frozen, pretrained / "adapter")

@@ -136,9 +136,12 @@ def sweeps() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("folder", "tasks"), [("runs/h1/sizes", ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]),
-                          ("runs/h4", ["mnli", "cola"])]
-)  # fmt: skip
+    ("folder", "tasks"),
+    [
+        ("runs/h1/sizes", ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]),
+        ("runs/h4", ["mnli", "cola"]),
+    ],
+)
 def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
     """Houlsby et al. 2019, sections 3.2 and 3.4: no WNLI, and one grid for adapters, top layers and
     norms.
@@ -187,8 +190,16 @@ def test_the_presets_of_other_tasks_than_glue():
 
 
 def test_the_dry_run_of_a_paper_starts_nothing():
-    shell = 'python() { case "$*" in *--dry_run*) ;; *) echo "$@";; esac; }; accelerate() { echo "$@"; }; . "$1"'
+    shell = (
+        'python() { case "$*" in *--dry_run*) ;; *) echo "$@";; esac; }; '
+        'accelerate() { echo "$@"; }; . "$1"'
+    )
     for script in SCRIPTS:
-        found = subprocess.run(["bash", "-c", shell, "bash", str(script)], capture_output=True, text=True, check=False,
-                               env={**os.environ, "DRY_RUN": "--dry_run"})  # fmt: skip
+        found = subprocess.run(
+            ["bash", "-c", shell, "bash", str(script)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "DRY_RUN": "--dry_run"},
+        )
         assert not found.stdout

@@ -50,8 +50,13 @@ def inputs(hub, tmp_path_factory):
             sentence2=texts[::-1],
             label=[0, 1] * 6,
         )
-        write(folder / "questions" / f"{split}.jsonl", id=[*map(str, range(len(texts)))], context=texts,
-              question=["What?"] * len(texts), answers=answers)  # fmt: skip
+        write(
+            folder / "questions" / f"{split}.jsonl",
+            id=[*map(str, range(len(texts)))],
+            context=texts,
+            question=["What?"] * len(texts),
+            answers=answers,
+        )
     shutil.copy(folder / "train.csv", folder / "messages.csv")
     return folder
 

@@ -58,8 +58,9 @@ def flags(tmp_path_factory):
         write(
             folder / "data" / f"{split}.csv", text=[*TEXTS] * times, label=[*TEXTS.values()] * times
         )
-    return ["--data", folder / "data", "--model_name", encoder, "--use_cpu", "--num_train_epochs", 2,
-            "--learning_rate", 1e-2, "--per_device_train_batch_size", 8]  # fmt: skip
+    return ["--data", folder / "data", "--model_name", encoder, "--use_cpu",
+            "--num_train_epochs", 2, "--learning_rate", 1e-2,
+            "--per_device_train_batch_size", 8]  # fmt: skip
 
 
 class TestLog:
@@ -104,10 +105,9 @@ class TestLog:
         other.save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path)
         load_model(AutoModelForSequenceClassification, str(tmp_path), num_labels=3)
-        assert (
-            f"weights of the encoder, which are random: bert.encoder.layer.{len(other.bert.encoder.layer)}."
-            in (capsys.readouterr().out)
-        )
+        layer = f"bert.encoder.layer.{len(other.bert.encoder.layer)}."
+        output = capsys.readouterr().out
+        assert f"weights of the encoder, which are random: {layer}" in output
         assert not caplog.records
 
 

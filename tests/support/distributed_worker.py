@@ -1,5 +1,5 @@
 """One process of a run of the GLUE recipe: on CPUs, under any strategy, with a record of what it
-    saw.
+saw.
 
 `distributed_runs.py` starts it in place of `recipes/glue.py`, through `accelerate launch` and with
 the same flags. The strategies for GPUs run on CPUs only with the switches of `imitate_gpus`.

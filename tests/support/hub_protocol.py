@@ -212,7 +212,8 @@ async def create(request: Request) -> Response:
     if user[1] != "write" or not may_write(user, name):
         raise Refused(
             403,
-            f'You don\'t have the rights to create a model under the namespace "{name.partition("/")[0]}"',
+            "You don't have the rights to create a model under the namespace "
+            f'"{name.partition("/")[0]}"',
         )
     if re.search(r"admin|\.git$", asked["name"]):
         raise Refused(400, f"Invalid repo name: {asked['name']} is reserved")

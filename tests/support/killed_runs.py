@@ -32,7 +32,7 @@ STEPS_PER_EPOCH = 3
 
 def main() -> int:
     """Read the command line, print a line per run that differs and the number of identical ones."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--kills", type=int, default=40, help="Number of runs to kill.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the choice of events.")
     parser.add_argument("--events", type=int, nargs="+", help="Kill at these events instead.")
@@ -92,7 +92,8 @@ def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> in
             different += 1
             print(log.read_text())
             print(
-                f"Killed at event {event}, it ends with status {status}. Different: {', '.join(names)}",
+                f"Killed at event {event}, it ends with status {status}.",
+                f"Different: {', '.join(names)}",
                 flush=True,
             )
         shutil.rmtree(output, ignore_errors=True)
@@ -120,9 +121,12 @@ def make_flags(folder: Path, recipe: object) -> list[str]:
 
     check(in_child(make, folder / "inputs.log"), 0)
     # With --base_dtype auto, each run would time its own choice.
-    flags = f"--task cola --data_dir {folder}/data --model_name {folder}/model --use_cpu --base_dtype float32"
-    flags = f"{flags} --disable_tqdm true --num_train_epochs 3 --learning_rate 1e-2"
-    return f"{flags} --per_device_train_batch_size 8".split()
+    flags = (
+        f"--task cola --data_dir {folder}/data --model_name {folder}/model --use_cpu "
+        "--base_dtype float32 --disable_tqdm true --num_train_epochs 3 --learning_rate 1e-2 "
+        "--per_device_train_batch_size 8"
+    )
+    return flags.split()
 
 
 def train(
@@ -139,7 +143,7 @@ def train(
 
 
 def in_child(work: Callable[[], None], log: Path) -> int:
-    """Do some work in a forked process and return its exit status, negative if a signal ended it."""
+    """Do some work in a forked process; return its exit status, negative if a signal ended it."""
     child = os.fork()
     if child == 0:
         with log.open("a") as file:

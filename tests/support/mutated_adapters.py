@@ -25,23 +25,30 @@ Files = dict[str, bytes]
 # Markdown, HTML, YAML and Jinja that would change a page if it were not escaped, and texts that are
 # no names at all.
 HOSTILE = (
-    "two\n\n# lines", "# heading", "- item", "> quote", "a | b", "`code`", "``", "*strong*", "__strong__",
-    "~~struck~~", "[link](https://evil.example)", "![image](https://evil.example/x.png)", "<script>alert(1)</script>",
-    "<!-- comment", "<details>", "&lt;b&gt;", "```\n## Section", "~~~\n## Section", "$$x$$", "back\\slash\\",
-    "a\u2028## Section", "---", "a: b\n---\nc", "{{ 7 * 7 }}", "{% if x %}", "https://evil.example/login",
-    "www.evil.example", "me@evil.example", "==mark== :smile: @user #1", "'\"; rm -rf ~ #", "\x1b[31mred\x07",
-    "\u202egnirts",
+    "two\n\n# lines", "# heading", "- item", "> quote", "a | b", "`code`", "``", "*strong*",
+    "__strong__", "~~struck~~", "[link](https://evil.example)",
+    "![image](https://evil.example/x.png)", "<script>alert(1)</script>", "<!-- comment",
+    "<details>", "&lt;b&gt;", "```\n## Section", "~~~\n## Section", "$$x$$", "back\\slash\\",
+    "a\u2028## Section", "---", "a: b\n---\nc", "{{ 7 * 7 }}", "{% if x %}",
+    "https://evil.example/login", "www.evil.example", "me@evil.example",
+    "==mark== :smile: @user #1", "'\"; rm -rf ~ #", "\x1b[31mred\x07", "\u202egnirts",
 )  # fmt: skip
 # What stands where another type belongs.
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 3, 64, 10**9, 10**40, 0.5, -2.5, math.nan, math.inf, "", "64", "gelu", "relu", "all",
-    "../../etc", "(", "((a|b)+)+x", "a.b", [], [1], ["a"], [None], [[]], {}, {"0": "a"}, {"a": 1}, {"a": {"b": [0]}},
-    "x" * 3000, "nan",
+    None, True, False, 0, 1, -1, 3, 64, 10**9, 10**40, 0.5, -2.5, math.nan, math.inf, "", "64",
+    "gelu", "relu", "all", "../../etc", "(", "((a|b)+)+x", "a.b", [], [1], ["a"], [None], [[]], {},
+    {"0": "a"}, {"a": 1}, {"a": {"b": [0]}}, "x" * 3000, "nan",
 )  # fmt: skip
 DTYPES = (
-    torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
     torch.float8_e4m3fn,
-)  # fmt: skip
+)
 
 
 def mutate(number: int, files: Files) -> tuple[Files, str]:
@@ -78,8 +85,9 @@ def _change_bytes(chance: random.Random, files: Files) -> tuple[Files, str]:
     flipped = bytearray(content)
     flipped[place] ^= 1 << chance.randrange(8)
     changed = chance.choice((
-        bytes(flipped), bytes(flipped), content[:place], content[:-1], b"", b"\0" * len(content), content * 2,
-        b"\xef\xbb\xbf" + content, b"null", b"[]", b"{}", b"\xff\xfe", chance.randbytes(200),
+        bytes(flipped), bytes(flipped), content[:place], content[:-1], b"", b"\0" * len(content),
+        content * 2, b"\xef\xbb\xbf" + content, b"null", b"[]", b"{}", b"\xff\xfe",
+        chance.randbytes(200),
         b"<!DOCTYPE html><html>Sign in to the network</html>",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
     ))  # fmt: skip

@@ -25,7 +25,7 @@ from tiny_models import tiny_bert
 def save_tiny_encoder(
     folder: Path, seed: int = 0, words: list[str] | None = None, **changes: object
 ) -> Path:
-    """Saves a tiny random BERT and a tokenizer with the given words, or those of the minimal pairs."""
+    """Save a tiny random BERT and a tokenizer with the given words, or the minimal pairs' words."""
     folder.mkdir(parents=True, exist_ok=True)
     if words is None:
         sentences = [sentence for rows in minimal_pairs().values() for sentence in rows["sentence"]]
