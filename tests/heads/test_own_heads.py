@@ -160,7 +160,7 @@ def test_the_loss_is_that_of_the_active_adapters_labels(
         (1, "regression", 3, functional.binary_cross_entropy_with_logits),
         (2, "single_label_classification", 1, functional.mse_loss),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_an_adapter_with_its_own_labels_has_the_base_models_problem_type(
     of_base, problem_type, number, loss, token_ids, tmp_path
