@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
 from .errors import shortened
+from .fingerprint import check_fingerprint
 from .option_values import POSITIONS, count, in_order, plain, refuse_other_names
 from .record import AdapterRecord, SavedState, numbered
 from .registration import houlsby_peft_type
@@ -32,7 +34,7 @@ HEADS_OF_PEFT = {
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
-# Options that do not decide what bottlenecks and norms an adapter has, and what they compute.
+# These options change neither an adapter's bottlenecks and norms nor what they compute.
 _WITHOUT_SHAPE = {
     "dropout",
     "id2label",
@@ -177,9 +179,11 @@ class HoulsbyConfig(PeftConfig):
             self.modules_to_save = _NoModules()
         if recorded is not None:
             record = AdapterRecord.from_dict(recorded)
+            if record.base is not None:
+                check_fingerprint(record.base)
             record.id2label = self.id2label or record.id2label
             record.problem_type = self.problem_type or record.problem_type
-            self.saved = SavedState(record, self.settings())
+            self.saved = SavedState(record, self.shape_options())
 
     def _check(self) -> None:
         for name in sorted(OPTIONS):
@@ -190,9 +194,9 @@ class HoulsbyConfig(PeftConfig):
                 rule = rule.format(kind=self.kind, task_type=self.task_type)
                 raise ValueError(f"HoulsbyConfig.{name} must be {rule}; got {value}.")
 
-    def settings(self) -> dict[str, Any]:
-        """Return the options that shape the adapter's weights, and what is computed with them."""
-        return {name: getattr(self, name) for name in SHAPE_OPTIONS}
+    def shape_options(self) -> dict[str, Any]:
+        """Return a copy of the options that shape the adapter's weights or its computation."""
+        return copy.deepcopy({name: getattr(self, name) for name in SHAPE_OPTIONS})
 
     @property
     def loaded(self) -> SavedState | None:
@@ -200,7 +204,7 @@ class HoulsbyConfig(PeftConfig):
 
         None: there is none, or the options have been changed since, for a new adapter.
         """
-        if self.saved is None or self.saved.settings != self.settings():
+        if self.saved is None or self.saved.settings != self.shape_options():
             return None
         return self.saved
 
@@ -257,8 +261,8 @@ class HoulsbyConfig(PeftConfig):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(fields_of_file, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
-        # PEFT gives this argument, after it has saved the weights. transformers does not; it saves
-        # the weights afterwards, and no card.
+        # PEFT passes this argument, after it has saved the weights. transformers never does: it
+        # saves the weights afterwards, and no card.
         if "auto_mapping_dict" in kwargs and (write_card := type(self).write_card) is not None:
             write_card(folder)
 
@@ -276,7 +280,7 @@ class HoulsbyConfig(PeftConfig):
         """
         config = replace(self, **changes)
         record = replace(record, places=places or record.places)
-        config.saved = SavedState(record, config.settings())
+        config.saved = SavedState(record, config.shape_options())
         return config
 
 

@@ -35,7 +35,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
 
     adapter_layer_names = ("houlsby_adapter",)
     other_param_names = ("houlsby_owner",)
-    # How many of the active adapters are applied, from the first on.
+    # At most this many active adapters are applied, the first ones. None: all of them.
     most_applied: int | None = None
 
     def __init__(
@@ -53,8 +53,10 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         self.houlsby_owner: dict[str, HoulsbyLayer] = {}
         # Only where a bottleneck reads the residual input.
         self.skip: SkipConnection | None = None
-        # How often each adapter, or stack of adapters, has run and not been recomputed.
+        # How often each adapter, or stack of adapters, has run and not been recomputed, since the
+        # last backward pass that recomputed any.
         self._passes: Counter[tuple[str, ...]] = Counter()
+        self._recomputes = False
 
     def update_layer(self, adapter_name: str, bottleneck: nn.Module) -> None:
         """Give an adapter a bottleneck that this layer owns."""
@@ -120,12 +122,15 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         return hidden
 
     def _count_pass(self) -> None:
-        """Refuse to recompute a pass of one adapter by another one: its gradients would be wrong.
+        """Refuse a backward pass that recomputes one adapter's layers with another adapter.
 
-        Gradient checkpointing runs layers again in the backward pass, by the adapter that is active
-        then.
+        Gradient checkpointing runs layers again in the backward pass, with the adapter that is
+        active then. The gradients would be wrong.
         """
         is_recomputed = torch._C._current_graph_task_id() != -1
+        if self._recomputes and not is_recomputed:
+            self._passes.clear()
+        self._recomputes = is_recomputed
         active = tuple(self.active_adapters)
         self._passes[active] += -1 if is_recomputed else 1
         if self._passes[active] < 0 and max(self._passes.values()) > 0:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import AuxiliaryTrainingWrapper
@@ -60,15 +59,17 @@ class HoulsbyModel(BaseTuner):
         adapter_name: str,
         **kwargs: Any,
     ) -> None:
-        # As when a notebook's cell with `get_peft_model` runs again, of which PEFT warns.
+        # A notebook's cell that runs again passes a `PeftModel`. PEFT warns about it.
         base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-        configs_before = dict(getattr(base, "peft_config", {}))
+        configs: dict[str, Any] = getattr(base, "peft_config", {})
+        configs_before = dict(configs)
         try:
             super().__init__(base, peft_config, adapter_name, **kwargs)  # type: ignore[arg-type]
-        except Exception:
-            if hasattr(base, "peft_config"):  # PEFT has entered the new one
-                base.peft_config.clear()
-                base.peft_config.update(configs_before)
+        except BaseException:
+            if configs_before:  # PEFT has entered the new one
+                configs.clear()
+                configs.update(configs_before)
+                base.peft_config = configs
             raise
 
     def inject_adapter(
@@ -82,7 +83,7 @@ class HoulsbyModel(BaseTuner):
         """Add an adapter to the model. PEFT calls this when an adapter is created, added or loaded.
 
         An adapter of this name, as of an earlier `get_peft_model` on the same base model, is
-        replaced. If anything fails, nothing of the new adapter is left.
+        replaced. If anything fails, the model is as it was before.
 
         The places come from the configuration and, for a saved adapter, from its record. They do
         not come from `state_dict`, in which a shared bottleneck appears only at its owner.
@@ -96,11 +97,11 @@ class HoulsbyModel(BaseTuner):
         plan.check(adapter_name)
         record = plan.new_record(adapter_name)
         self._state = state_of(model)
+        self._before = Snapshot(model, adapter_name)
         if adapter_name in self._state.records:
             self._delete_earlier(adapter_name)
         self._state.records[adapter_name] = record
         self._row_finder = RowFinder(model, self._state.batches)
-        self._before = Snapshot(model)
         try:
             self._add_heads(plan, adapter_name)
             with _without_rank_pattern(config):
@@ -109,7 +110,7 @@ class HoulsbyModel(BaseTuner):
                 )
             self._add_couplings(plan, adapter_name, low_cpu_mem_usage)
             self._train_heads(plan, adapter_name)
-        except Exception:
+        except BaseException:
             self.remove_adapter(adapter_name)
             raise
         hook_other_wrappers(model, self._state.batches)
@@ -143,10 +144,10 @@ class HoulsbyModel(BaseTuner):
             return
         training = [(weight, weight.requires_grad) for weight in self.model.parameters()]
         # The owner first: some models, such as XLM-R's, hold the output embedding before it.
-        with init_empty_weights() if low_cpu_mem_usage else nullcontext():
+        with torch.device("meta") if low_cpu_mem_usage else nullcontext():
             for key in sorted(plan.couplings, key=lambda key: plan.owners[key] != key):
                 self._create_and_replace(plan.config, adapter_name, *self._locate(key), key)
-        # To activate an adapter in a layer also says which of its weights train.
+        # `set_adapter` of a layer also changes which weights train.
         for weight, requires_grad in training:
             weight.requires_grad_(requires_grad)
 
@@ -291,7 +292,10 @@ class HoulsbyModel(BaseTuner):
 
         PEFT would load the weights alone, and compute and save them with the old options.
         """
-        options, options_in_file = self._own_adapters[adapter_name].settings(), config.settings()
+        options, options_in_file = (
+            self._own_adapters[adapter_name].shape_options(),
+            config.shape_options(),
+        )
         differences = [name for name in options if options[name] != options_in_file[name]]
         if config.saved is not None:
             record, in_file = self.records[adapter_name], config.saved.record
@@ -444,7 +448,7 @@ def _base(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def _without_rank_pattern(config: HoulsbyConfig) -> Iterator[None]:
-    """Keep PEFT from matching patterns, only to warn of some: a stranger's may take forever."""
+    """Keep PEFT from matching patterns, for a mere warning: a stranger's may never finish."""
     patterns, config.rank_pattern = config.rank_pattern, {}
     try:
         yield

@@ -108,7 +108,7 @@ def undo_failed_loads() -> None:
             tuner.check_same(adapter_name, PeftConfig.from_pretrained(model_id, **download_options))
         try:
             return load_adapter_of_peft(self, model_id, adapter_name, *args, **kwargs)
-        except Exception:
+        except BaseException:
             if is_new:
                 tuner.remove_adapter(adapter_name)
             raise

@@ -60,7 +60,7 @@ def batch_of(batches: Mapping[int, Batch]) -> Batch | None:
 
 
 class KeepsFrozen(nn.Module):
-    """A wrapper whose weights train after `enable_adapters` if they did before it was disabled.
+    """A wrapper that restores, when it is enabled, which weights trained before it was disabled.
 
     PEFT's wrappers would also train what has been frozen.
     """

@@ -2,29 +2,67 @@
 
 from __future__ import annotations
 
-from peft.utils import AuxiliaryTrainingWrapper
+from operator import attrgetter
+from typing import Any
+
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from .tuner_layer import HoulsbyTunerLayer
+from .tuner_layer import HoulsbyTunerLayer, state_of
 
 
 _WRAPPERS = (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)
 
 
-class Snapshot:
-    """A model's wrappers of modules, and which of its weights train."""
+def parts_of(model: nn.Module, adapter_name: str) -> list[tuple[Any, Any]]:
+    """Return what an adapter has in a model, each part with the mapping by name that holds it.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._wrappers = {module for module in model.modules() if isinstance(module, _WRAPPERS)}
+    Its configuration is in PEFT's mapping and not among these.
+    """
+    mappings: list[Any] = [state_of(model).records]
+    for module in model.modules():
+        if isinstance(module, _WRAPPERS):
+            for attribute in (*module.adapter_layer_names, *module.other_param_names):
+                mappings.append(attrgetter(attribute)(module))
+    return [(mapping, mapping[adapter_name]) for mapping in mappings if adapter_name in mapping]
+
+
+class Snapshot:
+    """A model before an adapter is added: its wrappers, and which weights and adapters are active.
+
+    An earlier adapter of the same name, which will be replaced, is kept.
+    """
+
+    def __init__(self, model: nn.Module, adapter_name: str) -> None:
+        self._adapter_name = adapter_name
+        self._earlier = parts_of(model, adapter_name)
         self._trained = {weight for weight in model.parameters() if weight.requires_grad}
+        # The active adapters of each wrapper.
+        self._active: dict[nn.Module, list[str]] = {}
+        for module in model.modules():
+            if isinstance(module, _WRAPPERS):
+                self._active[module] = list(module.active_adapters)
 
     def restore(self, model: nn.Module) -> None:
-        """Take out the wrappers that are new, which hold no adapter, and freeze what was frozen."""
+        """Take out the wrappers that are new, which hold no adapter, and undo all other changes."""
         for key, module in reversed(list(model.named_modules())):  # the inner ones first
-            if not isinstance(module, _WRAPPERS) or module in self._wrappers:
-                continue
-            parent, _, name = key.rpartition(".")
-            attribute = "base_layer" if isinstance(module, HoulsbyTunerLayer) else "original_module"
-            setattr(model.get_submodule(parent), name, getattr(module, attribute))
+            if isinstance(module, _WRAPPERS) and module not in self._active:
+                parent, _, name = key.rpartition(".")
+                is_layer = isinstance(module, HoulsbyTunerLayer)
+                attribute = "base_layer" if is_layer else "original_module"
+                setattr(model.get_submodule(parent), name, getattr(module, attribute))
+        for mapping, part in self._earlier:
+            mapping[self._adapter_name] = part
+        for module in model.modules():
+            # Such a wrapper also has a set of names, without which it activates no adapter.
+            if isinstance(module, ModulesToSaveWrapper):
+                module._adapters.update(module.modules_to_save)
+        for wrapper, active in self._active.items():
+            if isinstance(wrapper, HoulsbyTunerLayer):
+                wrapper.residual_users = [
+                    layer for layer in wrapper.residual_users if layer in self._active
+                ]
+            if list(wrapper.active_adapters) != active:  # type: ignore[arg-type]
+                wrapper.set_adapter(active)  # type: ignore[operator]
         for weight in model.parameters():
             weight.requires_grad_(weight in self._trained)

@@ -159,14 +159,14 @@ def _convert(
     record = AdapterRecord()
     if head is not None:
         record = AdapterRecord(heads=head_modules(head, model), two_layer_head=head.is_added)
-    config.saved = SavedState(record, config.settings())
+    config.saved = SavedState(record, config.shape_options())
     plan = Plan(model, config)
     weights = _collect(published, head, plan, model)
     record = replace(plan.new_record(), two_layer_head=record.two_layer_head)
     if head is None:
         # PEFT's class for the task would refuse models with other heads.
         record.task_type = None
-    config.saved = SavedState(record, config.settings())
+    config.saved = SavedState(record, config.shape_options())
     config.auto_mapping = {
         "base_model_class": type(model).__name__,
         "parent_library": type(model).__module__,

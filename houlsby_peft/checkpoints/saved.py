@@ -32,7 +32,6 @@ from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
 from ..record import AdapterRecord
 from ..weights import check_values, read_json
 from .downloads import explain_hub_errors, find_repo
-from .fingerprint import check_fingerprint
 
 
 # What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds
@@ -240,8 +239,6 @@ def _read_config(folder: Path) -> HoulsbyConfig:
                 f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}"
             )
     config = HoulsbyConfig.from_pretrained(str(folder))
-    if config.saved is not None and config.saved.record.base is not None:
-        check_fingerprint(config.saved.record.base)
     _check_size(config, folder)
     _check_trained_tokens(config, path)
     return config

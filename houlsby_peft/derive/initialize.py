@@ -7,10 +7,10 @@ from typing import Any
 
 from peft import PeftModel, set_peft_model_state_dict
 
-from ..checkpoints.fingerprint import compare_fingerprints
 from ..checkpoints.saved import SavedAdapter
 from ..config import SHAPE_OPTIONS
 from ..errors import AdapterError
+from ..fingerprint import compare_fingerprints
 from ..record import AdapterRecord, unfold_places
 from ..registration import PREFIX
 from ..tuner_layer import state_of

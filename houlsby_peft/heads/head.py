@@ -282,6 +282,11 @@ def add_heads(
     for name, own_head in heads.items():
         wrapper = model.get_submodule(name)
         if isinstance(wrapper, AuxiliaryTrainingWrapper):
+            if own_head is not None and not isinstance(wrapper, HoulsbyHead):
+                raise ValueError(
+                    f"An adapter cannot have a head of its own in place of {name!r}, which an "
+                    "adapter of another method trains. Add the Houlsby adapter first."
+                )
             wrapper.update(adapter_name)
         else:
             parent, _, child_name = name.rpartition(".")

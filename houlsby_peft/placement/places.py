@@ -213,6 +213,12 @@ def _restore_places(
                     f"{type(view.model).__name__} has no {name!r}. Load the adapter on the base "
                     "model that it was trained on."
                 )
+        if config.kind != "houlsby" and place.is_bottleneck and place.entry is None:
+            raise ValueError(
+                f"The recorded places of an adapter of kind {config.kind!r} must name the module "
+                f"that the residual input enters; {place.key!r} has none. Save or download the "
+                "adapter again."
+            )
         places[place.key] = place
     if not any(place.is_bottleneck for place in places.values()):
         raise _nothing_to_adapt(view, config, [])
@@ -511,7 +517,7 @@ def _is_selected(place: Place, config: HoulsbyConfig) -> bool:
     if indices is not None and place.layer not in indices:
         return False
     patterns = _layer_patterns(config) or [".*"]
-    is_in_list = any(re.search(rf"(^|\.){pattern}$", place.stack) for pattern in patterns)
+    is_in_list = any(re.search(rf"(^|\.)(?:{pattern})$", place.stack) for pattern in patterns)
     return is_in_list and is_included(place.key, config)
 
 
@@ -528,7 +534,7 @@ def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
     A list inside a layer does not count.
     """
     for pattern in _layer_patterns(config) or [r".*?"]:
-        match = re.match(rf"^(?P<stack>(?:.*?\.)??{pattern})\.(?P<layer>\d+)\.", key)
+        match = re.match(rf"^(?P<stack>(?:.*?\.)??(?:{pattern}))\.(?P<layer>\d+)\.", key)
         if match:
             return match["stack"], int(match["layer"])
     match = re.match(r"^(?P<layer>\d+)\.", key)

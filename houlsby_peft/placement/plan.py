@@ -15,10 +15,10 @@ from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
 from ..bottleneck import Bottleneck
-from ..checkpoints.fingerprint import compare_fingerprints, fingerprint, report_other_base
 from ..config import HoulsbyConfig
 from ..coupling import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
 from ..errors import AdapterError
+from ..fingerprint import compare_fingerprints, fingerprint, report_other_base
 from ..heads.head import find_new, find_trained_modules, needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm

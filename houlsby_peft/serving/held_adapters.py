@@ -6,19 +6,17 @@ import os
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
 from peft import PeftModel
-from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import TaskKind, task_kind_of_class
-from ..tuner_layer import HoulsbyTunerLayer
+from ..undo import parts_of
 from .load import load_saved
 from .predictor import Predictor, find_reader, removed_on_error
 from .readers import Reader, attempt
@@ -111,7 +109,7 @@ class HeldAdapter:
                 self.nbytes += sum(weight.nbytes for weight in part.parameters())
             elif isinstance(mapping, nn.Module):
                 self.nbytes += part.nbytes
-            # Plain dicts hold the configuration and references to shared bottlenecks.
+            # Plain dicts hold the configuration, the record and references to bottlenecks.
 
     def put_in(self) -> None:
         """Put it into the model, if it is not there."""
@@ -232,7 +230,9 @@ class HeldAdapters:
         if first is None:
             self._first[head] = predictor
             return HeldAdapter(reader, [])
-        return HeldAdapter(reader, _parts_of(predictor))
+        model, name = predictor.model, predictor.name
+        parts = [(model.peft_config, model.peft_config[name]), *parts_of(model, name)]
+        return HeldAdapter(reader, parts)
 
     def _take_out_of(self, model: PeftModel) -> None:
         """Take all adapters but the first out of a model.
@@ -262,14 +262,3 @@ def list_files(folder: Path) -> Files:
             stat = path.stat()
             files.append((str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size))
     return tuple(files)
-
-
-def _parts_of(predictor: Predictor) -> list[tuple[Any, Any]]:
-    """Return what an adapter has in its model, each part with the mapping that holds it."""
-    mappings: list[Any] = [predictor.model.peft_config]
-    for module in predictor.model.modules():
-        if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
-            for attribute in (*module.adapter_layer_names, *module.other_param_names):
-                mappings.append(attrgetter(attribute)(module))
-    name = predictor.name
-    return [(mapping, mapping[name]) for mapping in mappings if name in mapping]

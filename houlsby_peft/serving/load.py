@@ -13,9 +13,9 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.fingerprint import refuse_other_bases
 from ..checkpoints.saved import SavedAdapter
 from ..errors import AdapterError
+from ..fingerprint import refuse_other_bases
 from ..heads.tasks import task_kind_of_class
 from ..tuner_layer import HoulsbyTunerLayer
 from .base_model import (

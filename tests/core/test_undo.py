@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 
-from houlsby_peft import HoulsbyConfig
+from houlsby_peft import HoulsbyConfig, HoulsbyModel
 from tiny_models import perturb, perturb_adapter, tiny_bert
 
 
@@ -253,3 +253,73 @@ def test_two_adapters_in_one_backward_pass_of_gradient_checkpointing_are_refused
     loss = loss + model(input_ids=IDS, labels=labels).loss
     with pytest.raises(ValueError, match="backward"):
         loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
+def test_an_adapter_that_cannot_be_replaced_stays(monkeypatch):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
+    perturb(model)
+    base = model.get_base_model()
+    before, logits = state(model), model(IDS).logits
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(HoulsbyModel, "_add_couplings", fail)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        get_peft_model(base, HoulsbyConfig(r=3, share_layers=2))
+    assert_same(before, state(model))
+    assert torch.equal(model(IDS).logits, logits)
+    assert model.peft_config["default"].r == 4
+    assert list(model.base_model.records) == ["default"]
+
+
+def test_a_failed_adapter_that_reads_the_residual_input_leaves_no_reader(tmp_path):
+    parallel = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, kind="parallel"))
+    parallel.save_pretrained(tmp_path)
+    with_another_size(tmp_path)
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    with pytest.raises(ValueError, match="fit"):
+        model.load_adapter(tmp_path, "parallel")
+    layers = [module for module in model.modules() if hasattr(module, "residual_users")]
+    assert layers
+    assert not any(layer.residual_users for layer in layers)
+
+
+def test_a_parallel_adapter_whose_file_lacks_the_entry_is_refused(tmp_path):
+    """Its bottlenecks would read the sub-layer's output."""
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4, kind="parallel")).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    config = json.loads(file.read_text())
+    for place in config["recorded"]["places"]:
+        place.pop("entry", None)
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="residual input"):
+        PeftModel.from_pretrained(tiny_bert(), tmp_path)
+
+
+def test_a_recorded_base_of_another_form_is_refused_in_plain_words(tmp_path):
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    config = json.loads(file.read_text())
+    config["recorded"]["base"] = {"config": []}
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="fingerprint"):
+        PeftModel.from_pretrained(tiny_bert(), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
+def test_a_head_of_ones_own_beside_another_method_is_refused():
+    base = tiny_bert()
+    base.add_adapter(LoraConfig(target_modules=["query"], modules_to_save=["classifier"]), "lora")
+    with pytest.raises(ValueError, match="head of its own"):
+        base.add_adapter(HoulsbyConfig(r=4, id2label={0: "a", 1: "b"}), "houlsby")
+
+
+def test_a_changed_list_of_a_loaded_configuration_makes_a_new_adapter(tmp_path):
+    config = HoulsbyConfig(r=4, target_modules=["output.dense"])
+    get_peft_model(tiny_bert(), config).save_pretrained(tmp_path)
+    loaded = HoulsbyConfig.from_pretrained(tmp_path)
+    assert loaded.loaded is not None
+    loaded.target_modules.append("query")
+    assert loaded.loaded is None

@@ -20,7 +20,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.checkpoints.fingerprint import (
+from houlsby_peft.fingerprint import (
     check_fingerprint,
     compare_fingerprints,
     fingerprint,

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import AdapterError, shortened
-from ..weights import PRECISIONS, first_of
+from .errors import AdapterError, shortened
+from .weights import PRECISIONS, first_of
 
 
 _CONFIG_KEYS = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size")
