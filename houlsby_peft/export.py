@@ -168,7 +168,9 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
         copies[id(weight)] = nn.Parameter(in_float32, requires_grad=False)
     for module in model.modules():
         if isinstance(module, HoulsbyTunerLayer):
-            copies[id(module.batches)] = {}  # the mixed batches that other threads are running
+            copies[
+                id(module.state.batches)
+            ] = {}  # the mixed batches that other threads are running
     copied = copy.deepcopy(model, copies).cpu().eval()
     copied.set_adapter(predictor.name, inference_mode=True)
     for name in set(copied.peft_config) - {predictor.name}:

@@ -114,9 +114,11 @@ def _check_missing_weights(
         name = key.removeprefix(prefix)
         if name in brought or name.startswith(heads):
             continue
-        # A model without a head predicts from the hidden states of the tokens.
-        is_unused = task.pipeline == "feature-extraction" and ".pooler." in f".{name}"
-        (unused if is_unused else missing).append(key)
+        # A model without a head predicts from the hidden states of the tokens. The head for masked
+        # words is kept apart from an adapter, which others use without it.
+        is_pooler = task.pipeline == "feature-extraction" and ".pooler." in f".{name}"
+        is_of_masked_words = task.pipeline == "fill-mask" and not key.startswith(prefix)
+        (unused if is_pooler or is_of_masked_words else missing).append(key)
     if missing:
         raise AdapterError(
             f"The base model {base.name_or_path} lacks {first_of(missing)}, which {saved.name} "
@@ -125,8 +127,8 @@ def _check_missing_weights(
         )
     if unused:
         log_once(
-            f"The base model {base.name_or_path} lacks {first_of(unused)}, which are random. No "
-            "prediction depends on them."
+            f"The base model {base.name_or_path} lacks {first_of(unused)}, which are random. The "
+            "adapter does not need them."
         )
 
 

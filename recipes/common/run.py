@@ -399,7 +399,9 @@ def command_line(argv: Sequence[str], token: str | None = None) -> str:
     launcher = ["python"]
     if "ACCELERATE_MIXED_PRECISION" in os.environ:
         launcher = ["accelerate", "launch"]
-    return shlex.join([*launcher, f"recipes/{Path(script).name}", *shown])
+    path = Path(script)
+    folder = "recipes/studies" if path.parent.name == "studies" else "recipes"
+    return shlex.join([*launcher, f"{folder}/{path.name}", *shown])
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -41,8 +41,7 @@ from common.edge import RecipeError, log
 from common.model import active_record
 from common.run import COMPLETE, MOMENT, SAVED, flags_of, step_of
 from common.scores import format_scores
-from houlsby_peft import AdapterDrop
-from houlsby_peft.record import AdapterRecord
+from houlsby_peft import AdapterDrop, AdapterRecord
 
 
 TRAIN_SECONDS = "train_seconds"

@@ -92,7 +92,7 @@ def test_averages_by_hand_never_over_a_missing_task():
 
 
 def test_tasks_that_were_not_scored_have_no_average(tmp_path, capsys):
-    write_all(f"{tmp_path}/", {task: {} for task in GLUE_TASKS}, ())
+    write_all(f"{tmp_path}/", {task: {"best_scores": {}} for task in GLUE_TASKS}, ())
     written = json.loads((tmp_path / "all.json").read_text())
     assert written["mean_of_nine_columns"] is written["server_average"] is None
     assert "average" not in capsys.readouterr().out
