@@ -245,7 +245,7 @@ def _write_model(
 
 def _quantize(source: Path, target: Path) -> None:
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
+    from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(source)
     # The recorded shapes of weights, which the quantizer transposes and then finds to be wrong.
@@ -267,7 +267,7 @@ def _largest_difference(
     """Return the largest difference between the outputs of a file and the expected ones, in tokens
     that are read.
     """
-    import onnxruntime  # type: ignore[import-untyped]
+    import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     largest = 0.0

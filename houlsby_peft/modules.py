@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from accelerate.utils import align_module_device  # type: ignore[import-untyped]
+from accelerate.utils import align_module_device
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from peft.utils.integrations import gather_params_ctx

@@ -179,7 +179,7 @@ class SquadTask(Task):
         them.
         """
         predictions, references = [], []
-        answers, questions = trainer.answers(), self.splits["validation"]
+        answers, questions = cast(SquadTrainer, trainer).answers(), self.splits["validation"]
         for id_, expected in zip(questions["id"], questions["answers"], strict=True):
             prediction: dict[str, Any] = {"id": id_, "prediction_text": answers[id_]}
             if self.threshold is not None:

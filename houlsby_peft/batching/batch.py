@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import has_offloaded_params  # type: ignore[import-untyped]
+from accelerate.utils import has_offloaded_params
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from torch.nn import functional as F

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -109,7 +109,8 @@ def _check_missing_weights(
     brought = {key.removeprefix(FILE_PREFIX).removeprefix(prefix) for key in saved.shapes}
     heads = tuple(f"{head}.".removeprefix(prefix) for head in saved.record.heads)
     mismatched = [key for key, *_ in report["mismatched_keys"]]
-    missing, unused = [], []
+    missing: list[str] = []
+    unused: list[str] = []
     for key in sorted({*report["missing_keys"], *mismatched}):
         name = key.removeprefix(prefix)
         if name in brought or name.startswith(heads):
@@ -118,7 +119,10 @@ def _check_missing_weights(
         # words is kept apart from an adapter, which others use without it.
         is_pooler = task.pipeline == "feature-extraction" and ".pooler." in f".{name}"
         is_of_masked_words = task.pipeline == "fill-mask" and not key.startswith(prefix)
-        (unused if is_pooler or is_of_masked_words else missing).append(key)
+        if is_pooler or is_of_masked_words:
+            unused.append(key)
+        else:
+            missing.append(key)
     if missing:
         raise AdapterError(
             f"The base model {base.name_or_path} lacks {first_of(missing)}, which {saved.name} "
@@ -248,7 +252,7 @@ def count_positions(model: nn.Module) -> int | None:
     longest: int | None = getattr(base.config, "max_position_embeddings", None)
     embeddings = getattr(base.base_model, "embeddings", None)
     positions = getattr(embeddings, "position_embeddings", None)
-    padding = getattr(positions, "padding_idx", None)
+    padding: int | None = getattr(positions, "padding_idx", None)
     if longest and padding is not None:
         # As RoBERTa's, whose positions begin behind that of padding.
         return longest - padding - 1
@@ -267,7 +271,7 @@ def count_tokens(base: PreTrainedModel) -> int | None:
 
 def uncompiled(model: nn.Module) -> PreTrainedModel:
     """Return the model that `torch.compile` has wrapped; any other as it is."""
-    return getattr(model, "_orig_mod", model)  # type: ignore[return-value]
+    return cast(PreTrainedModel, getattr(model, "_orig_mod", model))
 
 
 def _embeddings(base: PreTrainedModel) -> nn.Module | None:

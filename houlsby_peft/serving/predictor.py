@@ -194,7 +194,9 @@ def add_adapter(saved: SavedAdapter, model: PreTrainedModel | PeftModel, name: s
                 adapted = model
                 adapted.add_adapter(name, config)
             else:
-                model_class = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
+                model_class = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(
+                    config.task_type or "", PeftModel
+                )
                 adapted = model_class(model, config, name)
         with removed_on_error(adapted, name):
             _set_weights(adapted, name, weights, is_shared=adapted is model)

@@ -6,13 +6,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, Value, load_dataset
 from numpy.typing import NDArray
-from transformers import EvalPrediction, PreTrainedTokenizerBase
+from transformers import EvalPrediction
 
 from common.arguments import ClassifierArguments, EncoderArguments, flag
 from common.command import Command, parse_command
@@ -135,8 +135,7 @@ class GlueTask(Task):
         data = _read(test_set.source, test_set.split, self.data_dir)
         check_columns(data, f"{test_set.source} {test_set.split}", self.text_columns)
         texts = data.select_columns(list(self.text_columns))
-        tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
-        rows = self.encode(texts, name, tokenizer, self.max_length)
+        rows = self.encode(texts, name, trainer.processing_class, self.max_length)
         return np.asarray(trainer.predict(rows, metric_key_prefix="submission").predictions)
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import (  # type: ignore[import-untyped]
+from accelerate.utils import (
     broadcast_object_list,
     convert_to_fp32,
 )

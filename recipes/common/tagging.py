@@ -114,9 +114,10 @@ class TaggingTask(Task):
     def examples(self, trainer: RecipeTrainer) -> Examples:
         """Return the tags of each sentence by name, as seqeval takes them."""
         _, _, output = trainer.predict_validation()
-        is_word = output.label_ids != IGNORED
-        predicted = self._name_tags(output.predictions.argmax(-1), is_word)
-        return Examples(predicted, self._name_tags(output.label_ids, is_word))
+        outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
+        is_word = labels != IGNORED
+        predicted = self._name_tags(outputs.argmax(-1), is_word)
+        return Examples(predicted, self._name_tags(labels, is_word))
 
     def _name_tags(self, numbers: NDArray[np.int64], is_word: NDArray[np.bool_]) -> list[list[str]]:
         """Return the tags of the words of each sentence; both arrays are (rows, tokens)."""

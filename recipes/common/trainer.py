@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from accelerate import DistributedType  # type: ignore[import-untyped]
+from accelerate import DistributedType
 from numpy.typing import NDArray
 from peft import PeftModel
 from torch import nn
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
 from transformers import (
     EarlyStoppingCallback,
+    PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
     Trainer,
@@ -116,6 +117,7 @@ class RecipeTrainer(Trainer):
 
     args: RecipeTrainingArguments
     model: Any
+    processing_class: PreTrainedTokenizerBase
 
     def __init__(
         self,

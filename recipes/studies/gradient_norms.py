@@ -10,6 +10,7 @@ folder.
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 from transformers import trainer
 
@@ -22,7 +23,8 @@ def main() -> None:
     recipe = recipes_path.RECIPES / "glue.py"
     if len(sys.argv) > 1 and sys.argv[1].endswith(".py"):
         recipe = Path(sys.argv.pop(1)).resolve()
-    trainer.DEFAULT_CALLBACKS.append(GradientNorms)
+    callbacks: list[Any] = trainer.DEFAULT_CALLBACKS
+    callbacks.append(GradientNorms)
     sys.argv[0] = str(recipe)
     runpy.run_path(str(recipe), run_name="__main__")
 

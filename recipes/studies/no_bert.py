@@ -33,9 +33,9 @@ from sklearn.metrics import accuracy_score
 from sklearn.model_selection import PredefinedSplit, RandomizedSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
-from transformers import TrainingArguments
 
 import recipes_path  # noqa: F401
+from common.arguments import RecipeTrainingArguments
 from common.classification import ClassificationArguments, load_task
 from common.edge import RecipeError, end_with_one_line
 from common.labels import SINGLE
@@ -49,12 +49,15 @@ NGRAMS = (
 )
 
 
-class SemanticAnalysis(TruncatedSVD):
+class SemanticAnalysis(TruncatedSVD):  # type: ignore[misc]  # scikit-learn has no types
     """Latent semantic analysis, which takes all features where there are fewer than components."""
+
+    n_components: int
 
     def fit_transform(self, X: spmatrix, y: object = None) -> NDArray[np.float64]:
         self.n_components = min(self.n_components, X.shape[1])
-        return super().fit_transform(X, y)
+        reduced: NDArray[np.float64] = super().fit_transform(X, y)
+        return reduced
 
 
 LINEAR = {"model__class_weight": [None, "balanced"]}
@@ -140,7 +143,7 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         ClassificationArguments(
             data=data, max_train_samples=arguments.max_train_samples, keep_repeated=True
         ),
-        TrainingArguments(do_eval=True, use_cpu=True),
+        RecipeTrainingArguments(do_eval=True, use_cpu=True),
     )
     if task.kind.problem_type != SINGLE:
         raise RecipeError(

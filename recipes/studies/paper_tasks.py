@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transformers.hf_argparser import HfArg
-
 import recipes_path  # noqa: F401
-from common.arguments import ClassifierArguments
+from common.arguments import ClassifierArguments, flag
 from common.classification import ClassificationArguments, run
 from common.command import parse_command
 from common.edge import end_with_one_line, log
@@ -32,10 +30,10 @@ from results.additional import ALL, check_folders
 class PaperArguments(ClassificationArguments):
     """The tasks to run, and how to read them."""
 
-    tasks: list[str] | None = HfArg(  # noqa: RUF009
+    tasks: list[str] | None = flag(  # noqa: RUF009
         aliases=["--task"], default=None, help="Names of tasks; default: all."
     )
-    preset: Literal["houlsby2019", "mohebbi2020"] | None = HfArg(
+    preset: Literal["houlsby2019", "mohebbi2020"] | None = flag(
         default=None,
         help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
     )

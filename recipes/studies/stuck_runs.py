@@ -33,9 +33,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
+from peft import PeftModel
 from torch import nn
 from torch.nn.utils import get_total_norm
 from transformers import (
@@ -184,7 +186,7 @@ class StudyTask(GlueTask):
     trainer_class = StudyTrainer
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        classes = set(evaluation.predictions.argmax(-1).tolist())
+        classes = set(np.asarray(evaluation.predictions).argmax(-1).tolist())
         return super().score(evaluation) | {"one_class": float(len(classes) == 1)}
 
 
@@ -201,7 +203,8 @@ class Weights:
 
     def gradient(self) -> float:
         """Return the norm of their gradient."""
-        return get_total_norm([weight.grad for weight in self._weights]).item()
+        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+        return get_total_norm(gradients).item()
 
     def distance(self) -> float:
         """Return how far they are from their start."""
@@ -212,7 +215,7 @@ class Weights:
 class Records:
     """What happens in the first steps of a run, step by step, in a file of JSON lines."""
 
-    def __init__(self, model: nn.Module, path: Path, begun: int) -> None:
+    def __init__(self, model: PeftModel, path: Path, begun: int) -> None:
         """Continue the file after the steps of a checkpoint that the run resumes from."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +226,8 @@ class Records:
             if weight.requires_grad:
                 self._kinds[kind_of(name)].append(weight)
         self._spreads: dict[int, float] = {}
-        layers = model.get_base_model().base_model.encoder.layer
+        base: Any = model.get_base_model()
+        layers = base.base_model.encoder.layer
         self._last = len(layers)
         for quarter in (1, 2, 3, 4):
             number = self._last * quarter // 4
@@ -323,7 +327,9 @@ def train(cell: Cell, flags: list[str], task: StudyTask, table: Table, folder: P
     begun = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
     set_seed(training.seed)
     model, tokenizer = task.prepare(command)
-    trainer = task.make_trainer(model, tokenizer, arguments.max_length, training)
+    trainer = cast(
+        StudyTrainer, task.make_trainer(model, tokenizer, arguments.max_length, training)
+    )
     trainer.rate_of_norms = setting.rate_of_norms
     trainer.records = Records(model, folder / "steps.jsonl", begun)
     if cell.steps is not None:

@@ -19,9 +19,9 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 
 from common.edge import RecipeError
-from common.figures import COLUMN, RED, plt, save
+from common.figures import COLUMN, RED, save
 from common.scores import proper_name
-from figures.drawing import Point, write_points
+from figures.drawing import Point, panels, write_points
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate, prune
 
@@ -118,10 +118,11 @@ def draw(removals: Sequence[Removal], size: int, score: str, title: str) -> Figu
     changes = np.full((size, size), np.nan)
     for removal in removals:
         changes[removal.span] = 100 * removal.relative_change
-    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
+    figure, [axes] = panels(1, 0.9 * COLUMN)
     # Colors range from the worst change to none. The few small gains are white, with their number.
-    image = axes.imshow(changes, cmap="cividis", vmin=min(np.nanmin(changes), -1), vmax=0)
-    _print_changes(axes, changes, image.norm.vmin)
+    worst = min(float(np.nanmin(changes)), -1.0)
+    image = axes.imshow(changes, cmap="cividis", vmin=worst, vmax=0)
+    _print_changes(axes, changes, worst)
     for layer in range(size):
         corner = (layer - 0.5, layer - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=RED, linewidth=1))

@@ -14,8 +14,8 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from common.edge import RecipeError
-from common.figures import MOMENT, save
-from common.run import lower_is_better
+from common.figures import save
+from common.run import MOMENT, lower_is_better
 from common.scores import proper_name
 from figures.drawing import (
     Point,

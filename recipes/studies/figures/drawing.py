@@ -6,11 +6,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter
 
-from common.figures import COLORS, COLUMN, MARKERS, PAGE, plt
+from common.figures import COLORS, COLUMN, MARKERS, PAGE
 from results.means import mean_and_error
 
 

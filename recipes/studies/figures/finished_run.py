@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
+from transformers import EvalPrediction
 
 from common.arguments import RecipeTrainingArguments
 from common.data import sample
@@ -35,9 +36,10 @@ class FinishedRun:
         # The order by length needs the least padding.
         by_length = data.select(np.argsort(data["length"], kind="stable"))
         output = self.trainer.predict(by_length, metric_key_prefix="kept")
-        scores = self.task.score(output)
+        outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
+        scores = self.task.score(EvalPrediction(outputs, labels))
         if len(self.task.labels) > 1:
-            scores["accuracy"] = float(np.mean(output.predictions.argmax(-1) == output.label_ids))
+            scores["accuracy"] = float(np.mean(outputs.argmax(-1) == labels))
         return scores
 
 

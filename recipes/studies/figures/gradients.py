@@ -38,8 +38,9 @@ class GradientNorms(TrainerCallback):
             if parameter.requires_grad:
                 self.layers.setdefault(layer_of(name), []).append(parameter)
         if state.is_world_process_zero and state.global_step == 0:
-            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-            Path(args.output_dir, FILE).write_text("")
+            file = _file_of(args)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("")
 
     def on_pre_optimizer_step(
         self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -65,8 +66,12 @@ class GradientNorms(TrainerCallback):
         clipped_total = sum(norm**2 for norm in clipped.values()) ** 0.5
         scale = total / clipped_total if clipped_total else 1.0
         norms = {layer: scale * norm for layer, norm in clipped.items()}
-        with Path(args.output_dir, FILE).open("a") as file:
+        with _file_of(args).open("a") as file:
             file.write(json.dumps({"step": state.global_step, "norms": norms}) + "\n")
+
+
+def _file_of(arguments: Any) -> Path:
+    return Path(arguments.output_dir, FILE)
 
 
 def layer_of(parameter: str) -> str:

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from tqdm.auto import tqdm
 
-from common.arguments import looks_like_a_path
 from common.data import sample
-from common.edge import RecipeError
+from common.edge import RecipeError, looks_like_a_path
 from common.figures import COLORS, COLUMN, save
 from common.scores import proper_name
 from figures.drawing import Point, Points, draw_curve, panels, styles, values_of, write_points
@@ -146,9 +145,12 @@ def predictor(run: FinishedRun) -> Probabilities:
     def probabilities(texts: Sequence[str]) -> NDArray[np.floating]:
         tokenizer, max_length = run.trainer.processing_class, run.task.max_length
         tokens = tokenizer(list(texts), truncation=True, max_length=max_length)
-        rows = [dict(zip(tokens, row, strict=True)) for row in zip(*tokens.values(), strict=True)]
+        rows: Any = []  # The Trainer takes a list as well, but is annotated for a Dataset.
+        for values in zip(*tokens.values(), strict=True):
+            rows.append(dict(zip(tokens, values, strict=True)))
         output = run.trainer.predict(rows, metric_key_prefix="attacked")
-        return softmax(output.predictions, -1)
+        of_labels: NDArray[np.floating] = softmax(output.predictions, -1)
+        return of_labels
 
     return probabilities
 

@@ -22,11 +22,12 @@ from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.edge import RecipeError
-from common.figures import COLORS, COLUMN, PINK, RED, SKY, plt, save
+from common.figures import COLORS, COLUMN, PINK, RED, SKY, save
 from common.scores import proper_name
 from figures.drawing import (
     Point,
@@ -167,9 +168,9 @@ def spread(scores: Sequence[float]) -> str:
     )
 
 
-def norms_by_method(task: str, starts: Starts) -> dict[str, dict[str, dict[int, float]]]:
+def norms_by_method(task: str, starts: Starts) -> dict[str, Curves]:
     """Return the gradients' norms of the runs that started from the encoder alone, if recorded."""
-    by_method = {}
+    by_method: dict[str, Curves] = {}
     for method, name in NAMES.items():
         norms = read_norms(starts.get((task, 0, method), ()))
         if norms:
@@ -177,7 +178,7 @@ def norms_by_method(task: str, starts: Starts) -> dict[str, dict[str, dict[int, 
     return by_method
 
 
-def read_norms(runs: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+def read_norms(runs: Iterable[Mapping[str, Any]]) -> Curves:
     """Return the median over the runs of the gradient's norm, by layer and step."""
     norms: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
@@ -187,7 +188,7 @@ def read_norms(runs: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]
                 if name.isdigit():
                     name = f"layer {name}"
                 norms[name][step].append(norm)
-    medians: dict[str, dict[int, float]] = {}
+    medians: dict[str, Curve] = {}
     for layer, by_step in norms.items():
         medians[layer] = {step: median(of_runs) for step, of_runs in by_step.items()}
     return medians

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from common.figures import PAGE, plt
+from common.figures import PAGE
 from common.scores import proper_name
 from figures.drawing import legend, styles, title_of
 from results.lines import TableLine, find_columns
