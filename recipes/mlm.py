@@ -103,7 +103,9 @@ class MlmTrainer(RecipeTrainer):
         loss = cross_entropy(outputs.logits[0].float(), labels[masked], reduction="sum") / max(
             1, int(masked.sum())
         )
-        return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            return loss, outputs
+        return loss
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
@@ -163,7 +165,9 @@ class MlmTask(Task):
         if not isinstance(model, PeftModel):
             keep_pooler(model)
         count = sum(weight.numel() for weight in self.trained.values())
-        head = f"{count:,} weights are new, and trained" if count else "that of the checkpoint"
+        head = "that of the checkpoint"
+        if count:
+            head = f"{count:,} weights are new, and trained"
         log(f"{len(self.splits['train']):,} training texts; encoder {arguments.model_name}")
         log(f"head for masked words: {head}")
         return model, tokenizer

@@ -121,8 +121,11 @@ def compare(
             "trained": results[name]["trainable_parameters"],
             "unchanged": adapter.predict(inputs[name]) == alone[name],
         }
-        score = "not evaluated" if of_task["score"] is None else f"{of_task['score']:.4f}"
-        outputs = "bit-identical" if of_task["unchanged"] else "CHANGED"
+        score, outputs = "not evaluated", "CHANGED"
+        if of_task["score"] is not None:
+            score = f"{of_task['score']:.4f}"
+        if of_task["unchanged"]:
+            outputs = "bit-identical"
         print(f"{name}: {score}; outputs beside the other adapters: {outputs}")
         compared.append(of_task)
 
@@ -142,7 +145,9 @@ def texts_of(task: ClassificationTask) -> list[Any]:
     """Return the texts or pairs of texts of a task's validation split."""
     rows = task.splits.get("validation", task.splits["train"])
     columns = [rows[column] for column in task.text_columns]
-    return list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
+    if len(columns) == 1:
+        return list(columns[0])
+    return list(zip(*columns, strict=True))
 
 
 if __name__ == "__main__":

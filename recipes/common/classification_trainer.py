@@ -68,7 +68,9 @@ class ClassificationTrainer(RecipeTrainer):
             outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
             smoothing = self.args.label_smoothing_factor
             loss = weighted_loss(outputs.logits.float(), labels, self.weights, smoothing)
-        return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            return loss, outputs
+        return loss
 
     def save_trained(self) -> None:
         """Save the weights of the kept epoch and, for several classes per text, thresholds."""

@@ -117,7 +117,10 @@ def with_strings(data: Dataset, text_columns: Sequence[str]) -> Dataset:
         if isinstance(type_, Value) and "binary" not in type_.dtype:
             texts = []
             for value in data[column]:
-                texts.append("" if value is None else str(value))
+                if value is None:
+                    texts.append("")
+                else:
+                    texts.append(str(value))
             data = data.remove_columns(column).add_column(column, texts)
     return data
 

@@ -191,7 +191,10 @@ def flags_of(groups: Iterable[Any]) -> dict[str, Any]:
     flags: dict[str, Any] = {}
     for group in groups:
         # TrainingArguments.to_dict hides tokens, which asdict would reveal.
-        flags |= group.to_dict() if hasattr(group, "to_dict") else asdict(group)
+        if hasattr(group, "to_dict"):
+            flags |= group.to_dict()
+        else:
+            flags |= asdict(group)
     as_json: dict[str, Any] = json.loads(json.dumps(flags))
     return as_json
 
@@ -246,7 +249,9 @@ def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> dict
             changes[name] = f"was {previous[name]!r}, is {current[name]!r}"
     for name in sorted(files - {"test"}):
         if were.get(name, {}).get("sum") != are.get(name, {}).get("sum"):
-            subject = f"{name}'s content" if name in OF_FOLDERS else f"data of {name}"
+            subject = f"data of {name}"
+            if name in OF_FOLDERS:
+                subject = f"{name}'s content"
             changes[subject] = "has changed"
     return changes
 
@@ -368,9 +373,13 @@ def hardware() -> str:
 
     if torch.cuda.is_available():
         count, name = torch.cuda.device_count(), torch.cuda.get_device_name()
-        return f"{count} x {name}" if count > 1 else str(name)
+        if count == 1:
+            return str(name)
+        return f"{count} x {name}"
     name, threads = _processor(), torch.get_num_threads()
-    return f"{name}, {threads} threads" if threads > 1 else f"{name}, 1 thread"
+    if threads == 1:
+        return f"{name}, 1 thread"
+    return f"{name}, {threads} threads"
 
 
 def _processor() -> str:
@@ -392,7 +401,9 @@ def command_line(argv: Sequence[str], token: str | None = None) -> str:
     for word in words:
         if token:
             word = word.replace(token, "TOKEN")
-        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        flag, equals, value = "", "", word
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
         if Path(value).is_absolute():
             value = Path(value).name
         shown.append(f"{flag}{equals}{value}")
@@ -431,4 +442,6 @@ def write_json(path: Path, content: Mapping[str, Any] | Iterable[Any]) -> None:
 def _list(changes: Mapping[str, str]) -> str:
     listed = [f"{name} {change}" for name, change in changes.items()]
     text = ", ".join(listed[:_LISTED])
-    return f"{text} and {len(listed) - _LISTED} more" if len(listed) > _LISTED else text
+    if len(listed) > _LISTED:
+        return f"{text} and {len(listed) - _LISTED} more"
+    return text

@@ -174,7 +174,9 @@ class RecipeTrainer(Trainer):
         """The evaluation of the weights that the model has after training, as in scores_per_epoch,
         or {} without one.
         """
-        step = self.state.global_step if self.best_step is None else self.best_step
+        step = self.best_step
+        if step is None:
+            step = self.state.global_step
         for evaluation in scores_per_epoch(self.state.log_history):
             if evaluation["step"] == step:
                 return evaluation
@@ -369,7 +371,9 @@ class RecipeTrainer(Trainer):
                 patience = self.args.early_stopping_patience or 0
                 callback.early_stopping_patience = patience
                 is_over |= callback.early_stopping_patience_counter >= patience
-        return (epochs, 0) if is_over else trained
+        if is_over:
+            return epochs, 0
+        return trained
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
@@ -479,7 +483,9 @@ class Lines(TrainerCallback):
             moment = f"epoch {state.epoch:.0f} of {state.num_train_epochs}"
         shown = self._mean_loss(state)
         for name, score in without_times(kwargs["metrics"]).items():
-            shown["validation loss" if name == "loss" else name] = score
+            if name == "loss":
+                name = "validation loss"
+            shown[name] = score
         tqdm.write(f"{moment}: {format_scores(shown)}", file=sys.stdout)
         sys.stdout.flush()
         self._last_line = time.monotonic()

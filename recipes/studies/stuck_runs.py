@@ -260,8 +260,9 @@ class Records:
                 writer.writerow(f"{value:.3g}" for value in record.values())
 
     def _read(self) -> list[dict[str, float]]:
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        return [json.loads(line) for line in lines]
+        if not self._path.exists():
+            return []
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
 
     def _measure(self, number: int) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -283,7 +284,9 @@ def kind_of(name: str) -> str:
         return "head"
     if name.endswith("bias"):
         return "bias"
-    return "down" if "down_proj" in name else "up"
+    if "down_proj" in name:
+        return "down"
+    return "up"
 
 
 def read_cells(path: Path, table: Table) -> list[Cell]:
@@ -296,7 +299,9 @@ def read_cells(path: Path, table: Table) -> list[Cell]:
         setting, seed = words[:2]
         if setting not in SETTINGS:
             raise RecipeError(f"{path}: the setting must be one of {', '.join(SETTINGS)}: {line}")
-        steps = int(words[2]) if len(words) > 2 else None
+        steps = None
+        if len(words) > 2:
+            steps = int(words[2])
         seeds = table.stuck_seeds() if seed == "stuck" else [int(seed)]
         cells += [Cell(setting, number, steps) for number in seeds]
     return cells

@@ -126,10 +126,14 @@ def seeds_of(counts: Iterable[int]) -> str:
     fewest, most = distinct[0], distinct[-1]
     if most == 1:
         return "one seed"
-    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+    if fewest == most:
+        return f"{most} seeds"
+    return f"{fewest} to {most} seeds"
 
 
 def title_of(counts: Iterable[int]) -> str:
     """Return what curves and bands are, by the numbers of seeds."""
     seeds = seeds_of(counts)
-    return "One seed" if seeds == "one seed" else f"Mean and standard error of {seeds}"
+    if seeds == "one seed":
+        return "One seed"
+    return f"Mean and standard error of {seeds}"

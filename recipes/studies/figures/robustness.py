@@ -136,7 +136,9 @@ def pretraining_epochs(results: Mapping[str, Any]) -> float | None:
         if run["task"] == "mlm" and run["epochs"]:
             return float(run["best_epoch"] or run["epochs"][-1]["epoch"])
     is_lost = looks_like_a_path(name) and not start.exists()
-    return None if is_lost or adapter else 0.0
+    if is_lost or adapter:
+        return None
+    return 0.0
 
 
 def predictor(run: FinishedRun) -> Probabilities:
