@@ -158,7 +158,6 @@ class HoulsbyConfig(PeftConfig):
     write_card: ClassVar[Callable[[Path], None] | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> HoulsbyConfig:
-        """Explain the options of other methods, for which Python's own error has no remedy."""
         refuse_other_names(kwargs)
         return super().__new__(cls)
 
@@ -294,10 +293,7 @@ class _NoModules(list[str]):
 # By field: whether its value is valid, and what it must be.
 _RULES: dict[str, tuple[Callable[[HoulsbyConfig], object], str]] = {
     "r": (lambda config: config.r >= 1, "at least 1"),
-    "activation": (
-        lambda config: config.activation in ACT2FN,
-        f"one of {', '.join(sorted(ACT2FN))}",
-    ),
+    "activation": (lambda config: config.activation in ACT2FN, f"one of {sorted(ACT2FN)}"),
     "dropout": (lambda config: 0 <= config.dropout < 1, "a probability in [0, 1)"),
     "share_layers": (
         lambda config: config.share_layers >= 0,

@@ -44,9 +44,7 @@ class HoulsbyModel(BaseTuner):
         model: The base model, changed in place.
         peft_config: The `HoulsbyConfig`, or a dict of configurations by adapter name.
         adapter_name: Name of the adapter.
-        low_cpu_mem_usage: Create the adapter's weights on the meta device, to be replaced by loaded
-            ones.
-        state_dict: Weights that are loaded later; see `inject_adapter`.
+        kwargs: `low_cpu_mem_usage` creates the adapter's weights on the meta device; see PEFT.
     """
 
     prefix = PREFIX
@@ -97,11 +95,11 @@ class HoulsbyModel(BaseTuner):
         plan.check(adapter_name)
         record = plan.new_record(adapter_name)
         self._state = state_of(model)
-        self._before = Snapshot(model, adapter_name)
+        self._before = Snapshot(model, adapter_name, self._state.records)
         if adapter_name in self._state.records:
             self._delete_earlier(adapter_name)
         self._state.records[adapter_name] = record
-        self._row_finder = RowFinder(model, self._state.batches)
+        self._rows: RowFinder | None = None  # of the model as it was before
         try:
             self._add_heads(plan, adapter_name)
             with _without_rank_pattern(config):
@@ -120,9 +118,8 @@ class HoulsbyModel(BaseTuner):
         """Add heads before PEFT wraps modules to save: it finds our wrappers and uses them."""
         active = [adapter_name] if adapter_name in self.active_adapters else []
         add_heads(self.model, plan.heads, adapter_name, active, self._state.batches)
-        self._state.heads = [
-            module for module in self.model.modules() if isinstance(module, HoulsbyHead)
-        ]
+        modules = self.model.modules()
+        self._state.heads = [module for module in modules if isinstance(module, HoulsbyHead)]
 
     def _train_heads(self, plan: Plan, adapter_name: str) -> None:
         """Train or freeze the heads of which PEFT does not know, and so has left as they were."""
@@ -153,8 +150,9 @@ class HoulsbyModel(BaseTuner):
 
     def _locate(self, key: str) -> tuple[nn.Module, str, nn.Module]:
         """Return a module by its full name, its name in the parent, and the parent."""
-        parent, _, name = key.rpartition(".")
-        return self.model.get_submodule(key), name, self.model.get_submodule(parent)
+        parent_name, _, name = key.rpartition(".")
+        parent = self.model.get_submodule(parent_name)
+        return parent.get_submodule(name), name, parent
 
     def _delete_earlier(self, adapter_name: str) -> None:
         """Delete an adapter that is added anew: its norms, head and tokens would be used again."""
@@ -281,9 +279,8 @@ class HoulsbyModel(BaseTuner):
         names = {adapter_name} if isinstance(adapter_name, str) else set(adapter_name)
         if unknown := names - set(self.peft_config):
             raise ValueError(
-                f"Only adapters of the model can be active, which are "
-                f"{', '.join(self.peft_config)}; got {', '.join(sorted(unknown))}. Add or load the "
-                "others first."
+                f"Active adapters must be among {', '.join(self.peft_config)}; got "
+                f"{', '.join(sorted(unknown))}. Add or load the others first."
             )
         super().set_adapter(adapter_name, inference_mode=inference_mode)
 
@@ -315,9 +312,8 @@ class HoulsbyModel(BaseTuner):
     ) -> None:
         """Add an adapter whose weights are a linear combination of other adapters' weights.
 
-        Bottlenecks, norms and heads are combined. This is not the combination of the adapters'
-        outputs, which are not linear in their weights. Heads of different tasks do not combine
-        well. The new adapter is not activated.
+        The outputs are not combined, as they are not linear in the weights. Heads of different
+        tasks do not combine well. The new adapter is not activated.
 
         Args:
             adapters: Names of adapters with equal options, places and sharing.
@@ -386,6 +382,13 @@ class HoulsbyModel(BaseTuner):
         weights = {in_model.get(key, key): value for key, value in remapped.items()}
         check_tensors(expected, weights, f"adapter {adapter_name!r}")
         return weights
+
+    @property
+    def _row_finder(self) -> RowFinder:
+        """Finds the rows of mixed batches in the present modules of the model."""
+        if self._rows is None:
+            self._rows = RowFinder(self.model, self._state.batches)
+        return self._rows
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the base model.

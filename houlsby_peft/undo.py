@@ -8,18 +8,16 @@ from typing import Any
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from .tuner_layer import HoulsbyTunerLayer, state_of
+from .record import AdapterRecord
+from .tuner_layer import HoulsbyTunerLayer
 
 
 _WRAPPERS = (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)
 
 
 def parts_of(model: nn.Module, adapter_name: str) -> list[tuple[Any, Any]]:
-    """Return what an adapter has in a model, each part with the mapping by name that holds it.
-
-    Its configuration is in PEFT's mapping and not among these.
-    """
-    mappings: list[Any] = [state_of(model).records]
+    """Return what an adapter has in a model's wrappers, each part with its mapping by name."""
+    mappings: list[Any] = []
     for module in model.modules():
         if isinstance(module, _WRAPPERS):
             for attribute in (*module.adapter_layer_names, *module.other_param_names):
@@ -33,9 +31,13 @@ class Snapshot:
     An earlier adapter of the same name, which will be replaced, is kept.
     """
 
-    def __init__(self, model: nn.Module, adapter_name: str) -> None:
+    def __init__(
+        self, model: nn.Module, adapter_name: str, records: dict[str, AdapterRecord]
+    ) -> None:
         self._adapter_name = adapter_name
         self._earlier = parts_of(model, adapter_name)
+        if adapter_name in records:
+            self._earlier.append((records, records[adapter_name]))
         self._trained = {weight for weight in model.parameters() if weight.requires_grad}
         # The active adapters of each wrapper.
         self._active: dict[nn.Module, list[str]] = {}

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import TaskKind, task_kind_of_class
+from ..tuner_layer import state_of
 from ..undo import parts_of
 from .load import load_saved
 from .predictor import Predictor, find_reader, removed_on_error
@@ -231,7 +232,9 @@ class HeldAdapters:
             self._first[head] = predictor
             return HeldAdapter(reader, [])
         model, name = predictor.model, predictor.name
-        parts = [(model.peft_config, model.peft_config[name]), *parts_of(model, name)]
+        parts = parts_of(model, name)
+        for mapping in (model.peft_config, state_of(model).records):
+            parts.append((mapping, mapping[name]))
         return HeldAdapter(reader, parts)
 
     def _take_out_of(self, model: PeftModel) -> None:

@@ -16,7 +16,7 @@ from tiny_models import tiny_bert
     ("fields", "name", "said"),
     [
         ({"r": 0}, "r", "at least 1"),
-        ({"activation": "gellu"}, "activation", "gelu, "),
+        ({"activation": "gellu"}, "activation", "'gelu'"),
         ({"dropout": 1.0}, "dropout", "[0, 1)"),
         ({"share_layers": -1}, "share_layers", "-1"),
         ({"init_std": -0.01}, "init_std", "-0.01"),
