@@ -52,17 +52,14 @@ class HoulsbyConfig(PeftConfig):
     """Configuration of Houlsby bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751).
 
     Example:
-
-    ```py
-    >>> from peft import get_peft_model
-    >>> from transformers import AutoModelForSequenceClassification
-    >>> from houlsby_peft import HoulsbyConfig
-
-    >>> model = AutoModelForSequenceClassification.from_pretrained("bert-base-uncased")
-    >>> model = get_peft_model(model, HoulsbyConfig(r=64))
-    >>> shared = HoulsbyConfig(r=64, share_layers=3)  # one bottleneck per three layers
-    >>> upper = HoulsbyConfig(r=64, layers_to_transform=range(6, 12))  # the upper half alone
-    ```
+        >>> from peft import get_peft_model
+        >>> from transformers import AutoModelForSequenceClassification
+        >>> from houlsby_peft import HoulsbyConfig
+        >>> name = "google-bert/bert-base-uncased"
+        >>> model = AutoModelForSequenceClassification.from_pretrained(name)
+        >>> model = get_peft_model(model, HoulsbyConfig(r=64))
+        >>> shared = HoulsbyConfig(r=64, share_layers=3)  # one bottleneck per three layers
+        >>> upper = HoulsbyConfig(r=64, layers_to_transform=range(6, 12))  # the upper half
 
     Args:
         r: Size of the bottleneck, at least 1. A bottleneck of width d has 2rd + d + r parameters.
