@@ -259,7 +259,7 @@ def test_adapters_of_other_methods_need_other_names(token_ids):
     model.add_adapter("second", HoulsbyConfig(r=4))
     with pytest.warns(UserWarning, match="Setting active adapter to second"):
         model.delete_adapter("mine")
-    with pytest.raises(ValueError, match=r"which are default, second; got third"):
+    with pytest.raises(ValueError, match=r"among default, second; got third"):
         model.base_model.set_adapter(["second", "third"])
 
 
