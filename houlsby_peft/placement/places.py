@@ -242,6 +242,7 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
             places[place.key] = place
     if not places:
         raise _nothing_to_adapt(view, config, candidates)
+    _check_layers(view, config, candidates)
     places |= {norm.key: norm for norm in _find_norms(view, config, places)}
     if config.invertible is not None:
         embeddings = _find_embeddings(view, config)
@@ -276,6 +277,36 @@ def _nothing_to_adapt(
     ):
         if value := getattr(config, name):
             options.append(f"{name}={value!r}")
+    choice = ""
+    if layers := _name_layers(candidates):
+        choice = f"The layers to choose from are {layers}. "
+    return NoMatchingPeftModuleError(
+        "An adapter needs a sub-layer in a list of layers with attention, or a module that "
+        f"target_modules names; {type(view.model).__name__}, of model_type "
+        f"{view.types.get('')!r}, has none with {', '.join(options)}. {choice}Change one "
+        "of the options; docs/architectures.md lists the architectures that are known."
+    )
+
+
+def _check_layers(view: View, config: HoulsbyConfig, candidates: Collection[Place]) -> None:
+    """Refuse the index of a layer that the model lacks: the adapter would silently be smaller.
+
+    A layer without a sub-layer to adapt, as in a hybrid model, is there all the same.
+    """
+    stacks = {place.stack for place in candidates if place.layer is not None}
+    unknown = []
+    for index in _layer_indices(config):
+        if not any(full_name(stack, index) in view.modules for stack in stacks):
+            unknown.append(index)
+    if unknown:
+        raise ValueError(
+            "HoulsbyConfig.layers_to_transform must name layers of the model, counted from 0; got "
+            f"{unknown}. The layers to choose from are {_name_layers(candidates)}."
+        )
+
+
+def _name_layers(candidates: Iterable[Place]) -> str:
+    """Return the layers of some places: `encoder.layer.0-11`."""
     indices: dict[str, set[int]] = {}
     for place in candidates:
         if place.layer is not None:
@@ -283,15 +314,7 @@ def _nothing_to_adapt(
     layers = []
     for stack, numbers in indices.items():
         layers.append(f"{stack}.{fold_indices(sorted(numbers))}".lstrip("."))
-    choice = ""
-    if layers:
-        choice = f"The layers to choose from are {', '.join(layers)}. "
-    return NoMatchingPeftModuleError(
-        "An adapter needs a sub-layer in a list of layers with attention, or a module that "
-        f"target_modules names; {type(view.model).__name__}, of model_type "
-        f"{view.types.get('')!r}, has none with {', '.join(options)}. {choice}Change one "
-        "of the options; docs/architectures.md lists the architectures that are known."
-    )
+    return ", ".join(layers)
 
 
 def _find_sub_layers(view: View, config: HoulsbyConfig) -> list[Place]:
@@ -512,13 +535,18 @@ def _layer_around(key: str, layers: Iterable[Layer]) -> Layer | None:
 
 def _is_selected(place: Place, config: HoulsbyConfig) -> bool:
     """Return whether a place is in the layers to adapt, and not excluded."""
-    layers = config.layers_to_transform
-    indices = [layers] if isinstance(layers, int) else layers
-    if indices is not None and place.layer not in indices:
+    if config.layers_to_transform is not None and place.layer not in _layer_indices(config):
         return False
     patterns = _layer_patterns(config) or [".*"]
     is_in_list = any(re.search(rf"(^|\.)(?:{pattern})$", place.stack) for pattern in patterns)
     return is_in_list and is_included(place.key, config)
+
+
+def _layer_indices(config: HoulsbyConfig) -> list[int]:
+    """Return the indices that `layers_to_transform` names; none if it is left out."""
+    if isinstance(config.layers_to_transform, int):
+        return [config.layers_to_transform]
+    return config.layers_to_transform or []
 
 
 def _layer_patterns(config: HoulsbyConfig) -> list[str]:

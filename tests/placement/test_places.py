@@ -170,6 +170,19 @@ def test_layers_that_the_model_does_not_have_are_refused_with_those_that_it_has(
         find_places(CASES[name].model(), HoulsbyConfig(layers_to_transform=[99]))
 
 
+@pytest.mark.parametrize("indices", [[0, 2], [-1, 1]])
+def test_one_layer_that_the_model_does_not_have_is_refused(indices):
+    unknown = [index for index in indices if index not in (0, 1)]
+    with pytest.raises(ValueError, match=rf"got {re.escape(str(unknown))}\. .*encoder\.layer\.0-1"):
+        find_places(CASES["bert"].model(), HoulsbyConfig(layers_to_transform=indices))
+
+
+def test_a_layer_without_a_sub_layer_to_adapt_may_be_named():
+    everything = find_places(CASES["nemotron_h"].model(), HoulsbyConfig())
+    named = find_places(CASES["nemotron_h"].model(), HoulsbyConfig(layers_to_transform=range(3)))
+    assert named and named.keys() <= everything.keys()
+
+
 @pytest.mark.parametrize(
     ("option", "pattern"),
     [
