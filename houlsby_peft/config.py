@@ -83,7 +83,7 @@ class HoulsbyConfig(PeftConfig):
             `positions`.
         exclude_modules: Modules to leave out: a list of name suffixes (with everything inside), or
             a regular expression for the whole name.
-        layers_to_transform: Index or indices of the layers to adapt, counted from 0. None: all layers.
+        layers_to_transform: Index or indices of the layers to adapt, from 0. None: all layers.
         layers_pattern: Name of the list of layers to adapt, if there are several: a regular
             expression, or a list of them.
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression
