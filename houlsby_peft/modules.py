@@ -118,29 +118,27 @@ def copy_of(module: nn.Module) -> nn.Module:
 def device_of(module: nn.Module) -> torch.device | None:
     """Return the device that a module runs on; None without weights, or with none but meta ones."""
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-    if device is None:
-        # Quantized weights may be buffers.
-        tensors = chain(module.parameters(), module.buffers())
-        device = next((tensor.device for tensor in tensors), "meta")
-    device = torch.device(device)
-    return None if device.type == "meta" else device
+    if device is not None:
+        return torch.device(device)
+    # Quantized weights may be buffers.
+    for tensor in chain(module.parameters(), module.buffers()):
+        return None if tensor.is_meta else tensor.device
+    return None
 
 
 def dtype_of(module: nn.Module) -> torch.dtype | None:
     """Return the dtype of a module's weights; None if it has none, or if they are quantized."""
-    weight: torch.Tensor | None = next(module.parameters(), None)
-    if weight is None:
-        weight = _first_attribute(module)
-    return weight.dtype if weight is not None and weight.is_floating_point() else None
+    for weight in chain(module.parameters(), _plain_attributes(module)):
+        return weight.dtype if weight.is_floating_point() else None
+    return None
 
 
-def _first_attribute(module: nn.Module) -> torch.Tensor | None:
-    """Return the first tensor that is a plain attribute, as in the copies of DataParallel."""
+def _plain_attributes(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors that are plain attributes, as in the copies of DataParallel."""
     for part in module.modules():
         for value in vars(part).values():
             if isinstance(value, torch.Tensor):
-                return value
-    return None
+                yield value
 
 
 def hold_batch_norms(model: nn.Module) -> None:

@@ -208,24 +208,25 @@ class AdapterRecord:
     def from_dict(cls, facts: dict[str, Any]) -> AdapterRecord:
         """Read a record that anybody may have written; it must have the form of `to_dict`."""
         type_validator("HoulsbyConfig.recorded", facts, dict)
-        types = get_type_hints(cls)
-        values = {name: facts[name] for name in types.keys() - _NOT_SAVED if name in facts}
-        values = {name: value for name, value in values.items() if value is not None}
-        if isinstance(values.get("id2label"), dict):
-            values["id2label"] = numbered(values["id2label"])
-        for name, value in values.items():
-            type_validator(f"HoulsbyConfig.recorded: {name}", value, types[name])
+        values: dict[str, Any] = {}
+        for name, type_of_fact in get_type_hints(cls).items():
+            value = facts.get(name)
+            if value is None or name in _NOT_SAVED:
+                continue
+            if name == "id2label" and isinstance(value, dict):
+                value = numbered(value)
+            type_validator(f"HoulsbyConfig.recorded: {name}", value, type_of_fact)
+            values[name] = value
         _check_places(values.get("places", []))
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of the file: every fact that is known."""
-        facts = asdict(self)
-        return {
-            name: value
-            for name, value in facts.items()
-            if name not in _NOT_SAVED and value is not None and value is not False
-        }
+        facts = {}
+        for name, value in asdict(self).items():
+            if name not in _NOT_SAVED and value is not None and value is not False:
+                facts[name] = value
+        return facts
 
 
 @dataclass(frozen=True)

@@ -47,24 +47,34 @@ class Snapshot:
 
     def restore(self, model: nn.Module) -> None:
         """Take out the wrappers that are new, which hold no adapter, and undo all other changes."""
+        self._take_out_wrappers(model)
+        self._put_back_parts(model)
+        self._activate()
+        for weight in model.parameters():
+            weight.requires_grad_(weight in self._trained)
+
+    def _take_out_wrappers(self, model: nn.Module) -> None:
         for key, module in reversed(list(model.named_modules())):  # the inner ones first
-            if isinstance(module, _WRAPPERS) and module not in self._active:
-                parent, _, name = key.rpartition(".")
-                is_layer = isinstance(module, HoulsbyTunerLayer)
-                attribute = "base_layer" if is_layer else "original_module"
-                setattr(model.get_submodule(parent), name, getattr(module, attribute))
+            if not isinstance(module, _WRAPPERS) or module in self._active:
+                continue
+            parent, _, name = key.rpartition(".")
+            is_layer = isinstance(module, HoulsbyTunerLayer)
+            attribute = "base_layer" if is_layer else "original_module"
+            setattr(model.get_submodule(parent), name, getattr(module, attribute))
+        for wrapper in self._active:
+            if isinstance(wrapper, HoulsbyTunerLayer):
+                users = wrapper.residual_users
+                wrapper.residual_users = [layer for layer in users if layer in self._active]
+
+    def _put_back_parts(self, model: nn.Module) -> None:
         for mapping, part in self._earlier:
             mapping[self._adapter_name] = part
         for module in model.modules():
             # Such a wrapper also has a set of names, without which it activates no adapter.
             if isinstance(module, ModulesToSaveWrapper):
                 module._adapters.update(module.modules_to_save)
+
+    def _activate(self) -> None:
         for wrapper, active in self._active.items():
-            if isinstance(wrapper, HoulsbyTunerLayer):
-                wrapper.residual_users = [
-                    layer for layer in wrapper.residual_users if layer in self._active
-                ]
             if list(wrapper.active_adapters) != active:  # type: ignore[arg-type]
                 wrapper.set_adapter(active)  # type: ignore[operator]
-        for weight in model.parameters():
-            weight.requires_grad_(weight in self._trained)

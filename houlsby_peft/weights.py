@@ -6,7 +6,7 @@ PEFT leaves weights that the file lacks at random, and accepts weights of any dt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -179,24 +179,7 @@ def check_shapes(
     Further tensors are allowed if they are not an adapter's, such as a resized embedding that PEFT
     has saved.
     """
-    problems = []
-    missing = [name for name in expected if name not in shapes]
-    if missing:
-        problems.append(f"it lacks {first_of(missing)}")
-    unknown = [name for name in shapes if name not in expected]
-    if not missing:
-        unknown = [name for name in unknown if f".{PREFIX}" in name]
-    if unknown:
-        problems.append(
-            f"it has {first_of(unknown)}, which this model and configuration have no place for"
-        )
-    wrong = []
-    for name in expected.keys() & shapes.keys():
-        shape, needed = tuple(shapes[name]), tuple(expected[name])
-        if shape != needed:
-            wrong.append(f"{name} has the shape {shape}, the model needs {needed}")
-    if wrong:
-        problems.append(first_of(sorted(wrong)))
+    problems = [*_find_other_names(expected, shapes), *_find_other_shapes(expected, shapes)]
     if problems:
         raise AdapterError(
             "The weights of a Houlsby adapter must fit its configuration and the base model; those "
@@ -204,6 +187,33 @@ def check_shapes(
             "it was trained on, with its own adapter_config.json. For a new adapter with the same "
             "settings, use dataclasses.replace(config, inference_mode=False)."
         )
+
+
+def _find_other_names(
+    expected: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]
+) -> Iterator[str]:
+    """Yield which tensors an adapter lacks, and which it has beyond those that are expected."""
+    missing = [name for name in expected if name not in shapes]
+    if missing:
+        yield f"it lacks {first_of(missing)}"
+    unknown = [name for name in shapes if name not in expected]
+    if not missing:
+        unknown = [name for name in unknown if f".{PREFIX}" in name]
+    if unknown:
+        yield f"it has {first_of(unknown)}, which this model and configuration have no place for"
+
+
+def _find_other_shapes(
+    expected: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]
+) -> Iterator[str]:
+    """Yield which tensors have another shape than expected."""
+    wrong = []
+    for name in sorted(expected.keys() & shapes.keys()):
+        shape, needed = tuple(shapes[name]), tuple(expected[name])
+        if shape != needed:
+            wrong.append(f"{name} has the shape {shape}, the model needs {needed}")
+    if wrong:
+        yield first_of(wrong)
 
 
 def first_of(items: Sequence[str]) -> str:
