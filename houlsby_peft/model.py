@@ -22,8 +22,8 @@ from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_with_head, label_facts, use_labels
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .modules import hold_batch_norms, release_batch_norms
-from .placement.places import is_norm
 from .placement.plan import Plan
+from .placement.view import is_norm
 from .record import AdapterRecord, Place, SavedState
 from .registration import PREFIX
 from .residual import SkipConnection

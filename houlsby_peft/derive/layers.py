@@ -11,7 +11,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
 from ..modules import layers_around
-from ..placement.places import View
+from ..placement.view import View
 from ..record import Place, fold_places
 from ..tuner_layer import HoulsbyTunerLayer, state_of
 from .combine import add_derived, places_of, weights_of

@@ -4,84 +4,33 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from types import SimpleNamespace
 
 from peft import NoMatchingPeftModuleError
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..errors import shortened
-from ..heads.head import find_head
-from ..modules import base_module, base_modules, is_in_any, is_inside
-from ..record import Place, fold_indices, full_name, unfold_places
-from .inference import find_attentions, infer_layers, log_inferred
-from .table import ARCHITECTURES, EMBEDDINGS, SHARED_NORMS, Stack, SubLayer
+from ..modules import is_in_any
+from ..record import Place, full_name, unfold_places
+from .inference import infer_layers, log_inferred
+from .norms import find_norms
+from .selection import (
+    check_layers,
+    check_patterns,
+    is_included,
+    is_selected,
+    layer_of,
+    name_layers,
+)
+from .table import EMBEDDINGS, SubLayer
+from .view import Layers, View, look_up_layers
 
 
 logger = logging.getLogger(__name__)
-
-# The name of a list of layers, and the index of a layer in it.
-Layer = tuple[str, int]
-# The sub-layers of each layer, with their positions.
-Layers = dict[Layer, list[tuple[str, SubLayer]]]
-
-_QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
-
-
-class View:
-    """What placement, heads and the fingerprint read from a base model.
-
-    A view does not follow later changes of the model. A tuner layer counts as the module that it
-    wraps.
-
-    Attributes:
-        modules: The model's modules by name, in its order. Outer modules come first.
-        types: The `model_type` of each transformers model inside it, by name; "" is the model.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.modules: dict[str, nn.Module] = dict(base_modules(model))
-        self.types: dict[str, str] = {}
-        for key, module in {"": model, **self.modules}.items():
-            if isinstance(module, PreTrainedModel):
-                self.types[key] = str(module.config.model_type)
-
-    @cached_property
-    def encoder(self) -> str:
-        """The name of the encoder in a task model, such as "bert"; "" without one inside."""
-        prefix = getattr(self.model, "base_model_prefix", "")
-        return prefix if prefix in self.modules else ""
-
-    @cached_property
-    def head(self) -> list[str]:
-        """The names of the task head's modules; see `find_head`."""
-        return find_head(self.model, find_attentions(self.modules))
-
-    @cached_property
-    def output_embedding(self) -> str | None:
-        """The name of the output embedding of a language model; None if there is none."""
-        if not isinstance(self.model, PreTrainedModel):
-            return None
-        embedding = self.model.get_output_embeddings()
-        for key, module in self.modules.items():
-            if embedding is not None and module is base_module(embedding):
-                return key
-        return None
-
-    def type_around(self, key: str) -> str:
-        """Return the `model_type` of the innermost known model around a module; "" without one."""
-        model_type = ""
-        for outer, inner_type in self.types.items():
-            if inner_type in ARCHITECTURES and (not outer or is_inside(key, outer)):
-                model_type = inner_type
-        return model_type
 
 
 def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Place]:
@@ -100,7 +49,7 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
             places are. The message gives the reason and the remedy.
     """
     view = model if isinstance(model, View) else View(model)
-    _check_patterns(config)
+    check_patterns(config)
     recorded = recorded_places(config)
     if recorded is None:
         places = _choose_places(view, config)
@@ -116,88 +65,6 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
 def recorded_places(config: HoulsbyConfig) -> list[dict[str, str]] | None:
     """Return the places that are recorded of a saved adapter; None for a new one."""
     return config.loaded.record.places if config.loaded else None
-
-
-def look_up_layers(view: View) -> Layers:
-    """Return the sub-layers of all lists of layers that the table describes."""
-    layers: Layers = {}
-    for stack, module in view.modules.items():
-        if isinstance(module, nn.ModuleList):
-            stacks = ARCHITECTURES.get(view.type_around(stack), ())
-            kinds = [kind for kind in stacks if f".{stack}".endswith(f".{kind.layers}")]
-            layers |= _look_up_list(stack, len(module), kinds, view.modules)
-    return layers
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a layer norm or an RMS norm with weights, of any library.
-
-    MobileBERT's `NoNorm`, the scale and shift that are left of a layer norm, counts as well.
-    """
-    is_named_so = type(module).__name__.endswith(("LayerNorm", "RMSNorm", "NoNorm"))
-    weight = getattr(module, "weight", None)
-    is_one = isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or is_named_so
-    return is_one and isinstance(weight, nn.Parameter) and weight.ndim == 1
-
-
-def output_width(key: str, module: nn.Module) -> int:
-    """Return the size of the last dimension of a module's output; a convolution's channels."""
-    for attribute in ("out_features", "nf", "embedding_dim", "out_channels", "embed_dim"):
-        width = getattr(module, attribute, None)
-        if isinstance(width, int):
-            return width
-    if is_norm(module):
-        weight = module.get_parameter("weight")
-        # Under DeepSpeed's ZeRO-3, the weight itself is empty.
-        return int(getattr(weight, "ds_shape", weight.shape)[-1])
-    raise ValueError(
-        "A bottleneck needs the width of the output that it is applied to; "
-        f"{key!r} is a {type(module).__name__}, which does not tell it. Name a module with weights "
-        "in target_modules, such as the projection before it."
-    )
-
-
-def is_included(key: str, config: HoulsbyConfig) -> bool:
-    """Return False for what `exclude_modules` names, and for what is inside `modules_to_save`.
-
-    A list of names also excludes what is inside the named modules. A regular expression is compared
-    with the name of each module, as in PEFT. What `modules_to_save` names trains as a whole.
-    """
-    if not config.exclude_modules and not config.modules_to_save:
-        return True
-    keys = [key]
-    if not isinstance(config.exclude_modules, str):
-        keys += [key[: dot.start()] for dot in re.finditer(r"\.", key)]
-    rules = SimpleNamespace(
-        target_modules=keys,
-        exclude_modules=config.exclude_modules,
-        modules_to_save=config.modules_to_save,
-    )
-    return all(check_target_module_exists(rules, name) for name in keys)
-
-
-def _check_patterns(config: HoulsbyConfig) -> None:
-    """Refuse patterns that are not regular expressions, before they are matched."""
-    for name in ("target_modules", "exclude_modules"):
-        pattern = getattr(config, name)
-        if isinstance(pattern, str):
-            _check_pattern(name, pattern)
-    # These are put into larger expressions, in which flags may only stand at the beginning.
-    for pattern in _layer_patterns(config):
-        _check_pattern("layers_pattern", pattern, "^")
-    for pattern in config.rank_pattern:
-        _check_pattern("rank_pattern", pattern, "^")
-
-
-def _check_pattern(name: str, pattern: str, prefix: str = "") -> None:
-    """Refuse a pattern that is not a regular expression, or not one after a prefix."""
-    try:
-        re.compile(prefix + pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"HoulsbyConfig.{name} must be a regular expression; got {shortened(repr(pattern))}: "
-            f"{error}. Escape special characters with a backslash."
-        ) from error
 
 
 def _restore_places(
@@ -234,7 +101,7 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
         candidates = _find_named(view, config)
     places = {}
     for place in candidates:
-        if _is_selected(place, config):
+        if is_selected(place, config):
             pattern = get_pattern_key(list(config.rank_pattern), place.key)
             r = config.rank_pattern.get(pattern, config.r)
             if r != config.r:
@@ -242,8 +109,8 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
             places[place.key] = place
     if not places:
         raise _nothing_to_adapt(view, config, candidates)
-    _check_layers(view, config, candidates)
-    places |= {norm.key: norm for norm in _find_norms(view, config, places)}
+    check_layers(view, config, candidates)
+    places |= {norm.key: norm for norm in find_norms(view, config, places)}
     if config.invertible is not None:
         embeddings = _find_embeddings(view, config)
         places[embeddings.key] = embeddings
@@ -278,7 +145,7 @@ def _nothing_to_adapt(
         if value := getattr(config, name):
             options.append(f"{name}={value!r}")
     choice = ""
-    if layers := _name_layers(candidates):
+    if layers := name_layers(candidates):
         choice = f"The layers to choose from are {layers}. "
     return NoMatchingPeftModuleError(
         "An adapter needs a sub-layer in a list of layers with attention, or a module that "
@@ -286,35 +153,6 @@ def _nothing_to_adapt(
         f"{view.types.get('')!r}, has none with {', '.join(options)}. {choice}Change one "
         "of the options; docs/architectures.md lists the architectures that are known."
     )
-
-
-def _check_layers(view: View, config: HoulsbyConfig, candidates: Collection[Place]) -> None:
-    """Refuse the index of a layer that the model lacks: the adapter would silently be smaller.
-
-    A layer without a sub-layer to adapt, as in a hybrid model, is there all the same.
-    """
-    stacks = {place.stack for place in candidates if place.layer is not None}
-    unknown = []
-    for index in _layer_indices(config):
-        if not any(full_name(stack, index) in view.modules for stack in stacks):
-            unknown.append(index)
-    if unknown:
-        raise ValueError(
-            "HoulsbyConfig.layers_to_transform must name layers of the model, counted from 0; got "
-            f"{unknown}. The layers to choose from are {_name_layers(candidates)}."
-        )
-
-
-def _name_layers(candidates: Iterable[Place]) -> str:
-    """Return the layers of some places: `encoder.layer.0-11`."""
-    indices: dict[str, set[int]] = {}
-    for place in candidates:
-        if place.layer is not None:
-            indices.setdefault(place.stack, set()).add(place.layer)
-    layers = []
-    for stack, numbers in indices.items():
-        layers.append(f"{stack}.{fold_indices(sorted(numbers))}".lstrip("."))
-    return ", ".join(layers)
 
 
 def _find_sub_layers(view: View, config: HoulsbyConfig) -> list[Place]:
@@ -328,38 +166,10 @@ def _find_sub_layers(view: View, config: HoulsbyConfig) -> list[Place]:
                 key = full_name(stack, index, end.output)
                 width = full_name(stack, index, end.tells_width)
                 place = Place(key, position, stack, index, width)
-                if config.kind != "houlsby" and _is_selected(place, config):
+                if config.kind != "houlsby" and is_selected(place, config):
                     place = _with_entry(view, config, place, end)
                 places.append(place)
     return places
-
-
-def _look_up_list(
-    stack: str, length: int, kinds: Sequence[Stack], modules: Collection[str]
-) -> Layers:
-    """Return the sub-layers of a list's layers.
-
-    Return nothing if the table does not describe one of them, as in another version of
-    transformers.
-    """
-    layers: Layers = {}
-    for index in range(length):
-        sub_layers = _look_up_layer(f"{stack}.{index}", kinds, modules)
-        if sub_layers is None:
-            return {}
-        layers[stack, index] = sub_layers
-    return layers
-
-
-def _look_up_layer(
-    layer: str, kinds: Sequence[Stack], modules: Collection[str]
-) -> list[tuple[str, SubLayer]] | None:
-    """Return the sub-layers of a layer by the first kind that fits it; None if none does."""
-    for kind in kinds:
-        sub_layers = kind.find(lambda name: f"{layer}.{name}" in modules)
-        if sub_layers is not None:
-            return sub_layers
-    return None
 
 
 def _infer_layers(view: View, config: HoulsbyConfig, known_layers: Layers) -> Layers:
@@ -440,7 +250,7 @@ def _find_named(view: View, config: HoulsbyConfig) -> list[Place]:
     for key in view.modules:
         if check_target_module_exists(rules, key):
             projection = projections.get(key, key)
-            places.append(Place(key, "custom", *_layer_of(key, config), projection))
+            places.append(Place(key, "custom", *layer_of(key, config), projection))
             if key not in ends and is_in_any(key, layer_names):
                 inside.append(key)
     if inside:
@@ -473,99 +283,3 @@ def _find_embeddings(view: View, config: HoulsbyConfig) -> Place:
             f"invertible needs the output embedding, {output!r}: leave it out of modules_to_save."
         )
     return places[0]
-
-
-def _find_norms(
-    view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Place]
-) -> Iterator[Place]:
-    """Yield the norms that an adapter with these bottlenecks trains."""
-    if not config.train_layer_norm:
-        return
-    output_widths = _narrowest_outputs(view, bottlenecks)
-    norms: dict[Layer | None, dict[str, int]] = {}
-    for key in _separate_norms(view, config, bottlenecks):
-        layer = _layer_around(key, output_widths)
-        norms.setdefault(layer, {})[key] = output_width(key, view.modules[key])
-    for layer, widths in norms.items():
-        for key, width in widths.items():
-            # Norms of queries and keys are inside the attention, not around a sub-layer. Most are
-            # narrower than both the layer's other norms and the sub-layers' outputs.
-            is_around = False
-            if layer is not None and not _QUERY_KEY_NORM.search(key):
-                is_around = width >= min(output_widths[layer], max(widths.values()))
-            if is_around or config.train_layer_norm == "all":
-                stack, index = layer or _layer_of(key, config)
-                yield Place(key, "norm", stack, index, projection=key)
-
-
-def _narrowest_outputs(view: View, bottlenecks: Mapping[str, Place]) -> dict[Layer, int]:
-    """Return the width of the narrowest adapted sub-layer output in each adapted layer."""
-    widths: dict[Layer, int] = {}
-    for place in bottlenecks.values():
-        if place.layer is not None:
-            width = output_width(place.key, view.modules[place.projection])
-            layer = place.stack, place.layer
-            widths[layer] = min(width, widths.get(layer, width))
-    return widths
-
-
-def _separate_norms(
-    view: View, config: HoulsbyConfig, bottlenecks: Collection[str]
-) -> Iterator[str]:
-    """Yield the norms that may train by themselves, outside of adapted modules and heads."""
-    wholes = list(bottlenecks)
-    if config.modules_to_save != []:
-        wholes += view.head
-    shared = tuple(f".{SHARED_NORMS[kind]}" for kind in view.types.values() if kind in SHARED_NORMS)
-    for key, module in view.modules.items():
-        is_shared = f".{key}".endswith(shared)
-        if not is_norm(module) or is_shared or is_in_any(key, wholes):
-            continue
-        if is_included(key, config):
-            yield key
-
-
-def _layer_around(key: str, layers: Iterable[Layer]) -> Layer | None:
-    """Return the first layer that a module is in; None if it is in none."""
-    for layer in layers:
-        if is_inside(key, full_name(*layer)):
-            return layer
-    return None
-
-
-def _is_selected(place: Place, config: HoulsbyConfig) -> bool:
-    """Return whether a place is in the layers to adapt, and not excluded."""
-    if config.layers_to_transform is not None and place.layer not in _layer_indices(config):
-        return False
-    patterns = _layer_patterns(config) or [".*"]
-    is_in_list = any(re.search(rf"(^|\.)(?:{pattern})$", place.stack) for pattern in patterns)
-    return is_in_list and is_included(place.key, config)
-
-
-def _layer_indices(config: HoulsbyConfig) -> list[int]:
-    """Return the indices that `layers_to_transform` names; none if it is left out."""
-    if isinstance(config.layers_to_transform, int):
-        return [config.layers_to_transform]
-    return config.layers_to_transform or []
-
-
-def _layer_patterns(config: HoulsbyConfig) -> list[str]:
-    """Return the patterns for the name of the list of layers; none allow every list."""
-    if isinstance(config.layers_pattern, str):
-        return [config.layers_pattern]
-    return config.layers_pattern or []
-
-
-def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
-    """Return the list of layers that contains a module, and the index in it.
-
-    A list inside a layer does not count.
-    """
-    for pattern in _layer_patterns(config) or [r".*?"]:
-        match = re.match(rf"^(?P<stack>(?:.*?\.)??(?:{pattern}))\.(?P<layer>\d+)\.", key)
-        if match:
-            return match["stack"], int(match["layer"])
-    match = re.match(r"^(?P<layer>\d+)\.", key)
-    if match:
-        return "", int(match["layer"])
-    return "", None

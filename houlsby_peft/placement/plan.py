@@ -35,7 +35,9 @@ from ..record import AdapterRecord, Place, fold_places
 from ..tuner_layer import BASE, HoulsbyTunerLayer, ModelState
 from ..weights import FILE_PREFIX, first_of
 from .inference import log_once
-from .places import View, find_places, is_included, output_width, recorded_places
+from .places import find_places, recorded_places
+from .selection import is_included
+from .view import View, output_width
 
 
 class Plan:

@@ -18,8 +18,8 @@ from torch import nn
 from ..checkpoints.downloads import find_packaged
 from ..config import KINDS, HoulsbyConfig
 from ..record import Place, fold_places
-from .places import output_width
 from .plan import Plan
+from .view import output_width
 
 
 def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:

@@ -34,7 +34,7 @@ class TorchDecoder(nn.Module):
 
 @pytest.fixture
 def no_table(monkeypatch):
-    monkeypatch.setattr("houlsby_peft.placement.places.ARCHITECTURES", {})
+    monkeypatch.setattr("houlsby_peft.placement.view.ARCHITECTURES", {})
 
 
 # Plain layers where the inference does not find the table's ends, and others where it does.
