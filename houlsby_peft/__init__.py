@@ -12,7 +12,8 @@ from .config import HoulsbyConfig
 from .derive.initialize import init_from
 from .derive.layers import ablate, prune
 from .errors import AdapterError, HubError
-from .heads.head import TwoLayerHead, find_new_modules, put_two_layer_head
+from .heads.finding import find_new_modules
+from .heads.new_heads import TwoLayerHead, put_two_layer_head
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .placement.places import find_places

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import AdapterError, shortened
-from ..heads.head import find_head
+from ..heads.finding import find_head
 from ..heads.tasks import TaskKind, task_kind_of_class
 from ..weights import first_of
 from .format import Part

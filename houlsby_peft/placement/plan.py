@@ -19,7 +19,8 @@ from ..config import HoulsbyConfig
 from ..coupling import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
 from ..errors import AdapterError
 from ..fingerprint import compare_fingerprints, fingerprint, report_other_base
-from ..heads.head import find_new, find_trained_modules, needs_two_layer_head, new_heads
+from ..heads.finding import find_new, find_trained_modules
+from ..heads.new_heads import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..modules import (

@@ -8,7 +8,7 @@ from functools import cached_property
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..heads.head import find_head
+from ..heads.finding import find_head
 from ..modules import base_module, base_modules, is_inside
 from .inference import find_attentions
 from .table import ARCHITECTURES, Stack, SubLayer

@@ -16,7 +16,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.heads.head import put_two_layer_head
+from houlsby_peft.heads.new_heads import put_two_layer_head
 from hub_models import LABELS, make_adapter
 from tiny_models import perturb, tiny_bert
 
