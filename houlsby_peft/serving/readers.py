@@ -87,6 +87,11 @@ class Row:
     part: EncodedText
     outputs: list[torch.Tensor] = field(default_factory=list)
 
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the text."""
+        return len(self.part.inputs["input_ids"])
+
 
 class Reader(ABC):
     """Encodes the inputs of one adapter, and decodes the model's outputs for them.
@@ -133,6 +138,12 @@ class Reader(ABC):
         self.can_pad = padding is not None and (padding == padding_of_model or not has_score)
         self._tokens = count_tokens(model.get_base_model())  # type: ignore[arg-type]
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether texts are classified."""
+        is_regression = self.record.problem_type == "regression"
+        return self.task.pipeline == "text-classification" and not is_regression
+
     def request(
         self, text: Input, top_k: int | None = None, threshold: float | None = None
     ) -> Request:
@@ -158,9 +169,8 @@ class Reader(ABC):
 
     def _check_options(self, top_k: int | None, threshold: float | None) -> None:
         kind = self.record.problem_type or self.task.pipeline
-        has_classes = self.task.pipeline == "text-classification" and kind != "regression"
         for name, value in (("top_k", top_k), ("A threshold", threshold)):
-            if value is not None and not has_classes:
+            if value is not None and not self.has_classes:
                 raise ValueError(
                     f"{name} is for text classification; the task of {self.called!r} is {kind}. "
                     "Leave it out."
@@ -369,14 +379,19 @@ def predict_requests(
     model. An error of a request that is to be caught is returned in place of its result.
     """
     rows_of_requests = [request.rows() for request in requests]
-    for group in _group(chain.from_iterable(rows_of_requests)):
-        for batch in split_batches(group, batch_size):
-            _forward(batch)
+    run_rows(chain.from_iterable(rows_of_requests), batch_size)
     results = []
     for request, rows in zip(requests, rows_of_requests, strict=True):
         outputs = [row.outputs for row in rows]
         results.append(attempt(catch, request.decode, outputs))
     return results
+
+
+def run_rows(rows: Iterable[Row], batch_size: int) -> None:
+    """Give rows their outputs; at most `batch_size` of them go through a model at once."""
+    for group in _group(rows):
+        for batch in split_batches(group, batch_size):
+            _forward(batch)
 
 
 def split_batches(items: Sequence[T], batch_size: int) -> Iterator[Sequence[T]]:

@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from transformers import PreTrainedModel
 
 from ..errors import AdapterError, shortened
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
-from .readers import Input, Reader, Request, attempt, predict_requests, split_batches
+from .readers import (
+    Input,
+    Reader,
+    Request,
+    Row,
+    attempt,
+    run_rows,
+    split_batches,
+)
 
 
+_LOG = logging.getLogger(__name__)
 # Tasks that `warm_up` predicts in one batch.
 _WARM_UP_TASKS = 32
 # Stands for an example of the kind that a task reads.
 _EXAMPLE: Any = object()
 
 
-@dataclass(frozen=True)
-class _Question:
-    """An input for one task; the error of finding the task stands in its place."""
+class UnknownTaskError(AdapterError):
+    """The bank has no such task."""
+
+
+@dataclass(eq=False)
+class Question:
+    """An input for one task, on its way to the result.
+
+    Attributes:
+        task: The task, or the error of finding it.
+        text: The input.
+        top_k: As for `TaskBank.predict`.
+        all_classes: Whether a task with classes returns all of them, whatever its threshold.
+        request: The encoded input, or why it cannot be answered; None before `TaskBank.encode`.
+        rows: The rows of batches that `TaskBank.run` has to predict.
+    """
 
     task: BankTask | Exception
     text: Input
     top_k: int | None = None
+    all_classes: bool = False
+    request: Request | Exception | None = None
+    rows: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,8 @@ class TaskBank:
             max_bytes, base_model, token=token, device=device, dtype=dtype, other_base=other_base
         )
         self._refused: dict[str, _Refusal] = {}
+        # Encoded questions, whose adapters stay in memory until they are answered.
+        self._open: WeakSet[Question] = WeakSet()
         # Held during a batch and while an adapter is loaded.
         self._lock = threading.Lock()
         # Held while tasks change. The other lock may be acquired within it.
@@ -149,7 +179,7 @@ class TaskBank:
         for (tasks, text), limit in zip(several, limits, strict=True):
             names = [tasks] if isinstance(tasks, str) else tasks
             for name in names:
-                questions.append(_Question(attempt(catch, self._find, name), text, limit))
+                questions.append(Question(attempt(catch, self._find, name), text, limit))
         results: list[Any] = []
         for batch in split_batches(questions, batch_size):
             results += self._predict_batch(batch, batch_size, catch)
@@ -183,7 +213,7 @@ class TaskBank:
         bank_task = self._find(task)
         bank_task.open(self._held.token)
         with self._lock:
-            return self._held.get([bank_task])[bank_task]  # type: ignore[return-value]
+            return self._hold([bank_task])[bank_task]  # type: ignore[return-value]
 
     def serve(self, adapters: Mapping[str, Source]) -> dict[str, str]:
         """Serve these tasks and no others.
@@ -289,14 +319,14 @@ class TaskBank:
         """
         if tasks is None:
             tasks = self.tasks
-        questions = [_Question(self._find(name), _EXAMPLE) for name in tasks]
+        questions = [Question(self._find(name), _EXAMPLE) for name in tasks]
         for batch in split_batches(questions, _WARM_UP_TASKS):
             self._predict_batch(batch, _WARM_UP_TASKS, ())
 
     def _find(self, name: str) -> BankTask:
         tasks = self._tasks
         if name not in tasks:
-            raise AdapterError(
+            raise UnknownTaskError(
                 f"A task must be among those of the bank: {reprlib.repr([*tasks])}; got "
                 f"{shortened(name)}. Add its adapter."
             )
@@ -315,7 +345,7 @@ class TaskBank:
         """Load the adapter of a task, which then replaces the task of its name."""
         task.open(self._held.token)  # a download keeps no other thread waiting
         with self._lock:
-            self._held.get([task])
+            self._hold([task])
         self._put(task)
 
     def _try_to_load(self, task: BankTask, files: Files) -> _Refusal | None:
@@ -324,23 +354,48 @@ class TaskBank:
             self._load(task)
         except Exception as error:
             reason = shortened(str(error) or type(error).__name__)
+            _LOG.warning("The adapter of task %r cannot be loaded. %s", task.name, reason)
             return _Refusal(task.source, files, reason)
         return None
 
     def _put(self, task: BankTask) -> None:
+        change = "replaced" if task.name in self._tasks else "added"
         self._tasks = {**self._tasks, task.name: task}
+        _LOG.info("Task %r was %s.", task.name, change)
 
     def _forget(self, name: str) -> None:
         tasks = dict(self._tasks)
         del tasks[name]
         self._tasks = tasks
+        _LOG.info("Task %r was removed.", name)
 
-    def _predict_batch(
-        self, batch: Sequence[_Question], batch_size: int, catch: tuple[type[Exception], ...]
-    ) -> list[Any]:
-        """Return the result of each question; errors that are to be caught stand in its place."""
+    def _hold(
+        self, tasks: Iterable[BankTask], catch: tuple[type[Exception], ...] = ()
+    ) -> dict[BankTask, Reader | Exception]:
+        """Return what reads the inputs of tasks. Their adapters, and those of open questions, are
+        then in their models.
+        """
+        needed = dict.fromkeys(tasks)
+        for question in self._open:
+            if isinstance(question.task, BankTask):
+                needed[question.task] = None
+        return self._held.get(needed, catch)
+
+    def question(
+        self, name: str, text: Input, top_k: int | None = None, all_classes: bool = False
+    ) -> Question:
+        """Return a question to a task, which keeps the adapter that the task has now."""
+        return Question(attempt((Exception,), self._find, name), text, top_k, all_classes)
+
+    def encode(
+        self, questions: Sequence[Question], catch: tuple[type[Exception], ...] = (Exception,)
+    ) -> None:
+        """Load the adapters that questions need, and encode the inputs.
+
+        An error that is to be caught stands in place of a question's request.
+        """
         tasks: dict[BankTask, None] = {}  # each once, in their order
-        for question in batch:
+        for question in questions:
             if isinstance(question.task, BankTask):
                 tasks[question.task] = None
         with self._lock:
@@ -353,19 +408,45 @@ class TaskBank:
                 unreadable[task] = saved
                 del tasks[task]
         with self._lock:
-            readers = unreadable | self._held.get(tasks, catch)
-            results = [attempt(catch, _request, question, readers) for question in batch]
-            requests = {
-                n: result for n, result in enumerate(results) if isinstance(result, Request)
-            }
-            predictions = predict_requests(list(requests.values()), batch_size, catch)
-        for number, prediction in zip(requests, predictions, strict=True):
-            results[number] = prediction
-        return results
+            readers = unreadable | self._hold(tasks, catch)
+            for question in questions:
+                question.request = attempt(catch, _request, question, readers)
+                if isinstance(question.request, Request):
+                    question.rows = question.request.rows()
+                    self._open.add(question)
+
+    def run(self, rows: Sequence[Row]) -> None:
+        """Run rows of encoded questions through the model in one batch for each kind of head."""
+        with self._lock:
+            self._hold(())
+            run_rows(rows, len(rows))
+
+    def decode(self, question: Question) -> Any:
+        """Return the result of a question whose rows have run, and let its adapter go. Raises its
+        error.
+        """
+        self._open.discard(question)
+        if isinstance(question.request, Request):
+            return question.request.decode([row.outputs for row in question.rows])
+        assert question.request is not None, "it must be encoded"
+        raise question.request
+
+    def _predict_batch(
+        self, batch: Sequence[Question], batch_size: int, catch: tuple[type[Exception], ...]
+    ) -> list[Any]:
+        """Return the result of each question; errors that are to be caught stand in its place."""
+        try:
+            self.encode(batch, catch)
+            with self._lock:
+                self._hold(())
+                run_rows(chain.from_iterable(question.rows for question in batch), batch_size)
+            return [attempt(catch, self.decode, question) for question in batch]
+        finally:
+            self._open.difference_update(batch)
 
 
 def _request(
-    question: _Question, readers: Mapping[BankTask, Reader | Exception]
+    question: Question, readers: Mapping[BankTask, Reader | Exception]
 ) -> Request | Exception:
     """Return the checked input of a question, or why its adapter cannot be used."""
     task = question.task
@@ -375,6 +456,9 @@ def _request(
     if isinstance(reader, Exception):
         return reader
     text = reader.example if question.text is _EXAMPLE else question.text
+    if question.all_classes:
+        top_k = len(reader.labels) if reader.has_classes else None
+        return reader.request(text, top_k)
     return reader.request(text, question.top_k, task.source.threshold)
 
 
