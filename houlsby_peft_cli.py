@@ -35,6 +35,7 @@ flags of the recipe, after the data:
                               recipe
   --text_columns A [B]        column of the texts, or two for pairs; default: detected
   --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
+  --check_labels              first list the training examples whose label is probably wrong
   --validation_file FILE      validation data; default: a tenth of the training examples
   --metric NAME [...]         further metrics: names on the Hub or local scripts
   --num_train_epochs N        passes over the data
@@ -42,6 +43,14 @@ flags of the recipe, after the data:
   --r N                       width of the bottleneck; default: 64
   --layers N [N ...]          layers to adapt, counted from 0; default: all
   --push_to_hub true          share the adapter on the Hub at the end
+"""
+_CHECK_FLAGS = """\
+flags of the recipe, after the data:
+  --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no
+                              download from the Hub
+  --output_dir FOLDER         where label_issues.csv goes; default: runs/ and the name of the data
+  --text_columns A [B]        column of the texts, or two for pairs; default: detected
+  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
 """
 _EVALUATE_FLAGS = """\
 flags of the recipe, after the data:
@@ -89,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _with_hyphens(words: Sequence[str]) -> list[str]:
     """Write flags with hyphens. The flags of a recipe, and what follows --, stay as they are."""
     words = list(words)
-    if words[:1] in (["train"], ["evaluate"]):
+    if words[:1] in (["train"], ["check"], ["evaluate"]):
         return words
     end = words.index("--") if "--" in words else len(words)
     for number in range(end):
@@ -142,6 +151,8 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         nargs="?",
         help="file (.csv, .tsv, .jsonl, .parquet, .conll), folder of files, or name on the Hub",
     )
+    check = add("check", _check, "list the training examples whose label is probably wrong")
+    check.add_argument("data", nargs="?", help="as for train")
     evaluate = add("evaluate", _evaluate, "score a trained adapter or model on other data")
     evaluate.add_argument(
         "trained", metavar="run", nargs="?", help="folder of the run, or an adapter"
@@ -149,9 +160,11 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     evaluate.add_argument("data", nargs="?", help="as for train")
     train.usage = "%(prog)s [options] DATA [flags of the recipe]"
     train.epilog = _TRAIN_FLAGS
+    check.usage = "%(prog)s [options] DATA [flags of the recipe]"
+    check.epilog = _CHECK_FLAGS
     evaluate.usage = "%(prog)s [options] RUN DATA [flags of the recipe]"
     evaluate.epilog = _EVALUATE_FLAGS
-    for command in (train, evaluate):
+    for command in (train, check, evaluate):
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
         command.add_argument(
@@ -327,6 +340,13 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace) -> None:
     _launch(options, options.recipe, ["--data", options.data])
+
+
+def _check(options: argparse.Namespace) -> None:
+    # Without an evaluation, no validation split is taken from the examples.
+    _launch(
+        options, options.recipe, ["--data", options.data, "--check_labels", "only", "--do_train"]
+    )
 
 
 def _evaluate(options: argparse.Namespace) -> None:

@@ -24,10 +24,9 @@ from common.arguments import ClassifierArguments, flag
 from common.classification import ClassificationArguments, ClassificationTask, load_task, run
 from common.command import TASK, Command, parse_command
 from common.edge import RecipeError, end_with_one_line
-from common.model import Saved
 from common.reading import files_of
 from common.run import write_json
-from common.task import run_task
+from common.task import as_loaded, run_task
 
 
 STREAM_FILE = "stream.json"
@@ -54,7 +53,8 @@ def main() -> None:
             f"{method.method}."
         )
     commands = split_command(command)
-    if arguments.evaluate is not None or not training.do_train:
+    trains = training.do_train and arguments.check_labels != "only"
+    if arguments.evaluate is not None or not trains:
         for of_task in commands.values():
             run(of_task)
         return
@@ -65,7 +65,7 @@ def main() -> None:
         tasks[name] = load_task(of_task.arguments, training)
         training.choosing_by(tasks[name].scores, training.output_dir)
     for name, of_task in commands.items():
-        load = partial(_loaded, tasks[name])
+        load = partial(as_loaded, tasks[name])
         results[name] = run_task(ClassificationTask, load, of_task, files_of(of_task.arguments))
     if training.process_index == 0:
         learned = {}
@@ -79,10 +79,6 @@ def main() -> None:
                 f"The outputs of {', '.join(changed)} differ beside other adapters, which must not "
                 "be."
             )
-
-
-def _loaded(task: ClassificationTask, saved: Saved | None) -> ClassificationTask:
-    return task
 
 
 def split_command(command: Command) -> dict[str, Command]:

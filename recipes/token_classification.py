@@ -67,7 +67,10 @@ def load_task(
         splits[name] = read_tags(split, name, (word_column, tag_column), tags)
     if not saved:
         log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
-    return TaggingTask(name="tagging", labels=tags, splits=splits)
+    task = TaggingTask(name="tagging", labels=tags, splits=splits)
+    if arguments.check_labels:
+        task.undivided = read_tags(data["train"], "train", (word_column, tag_column), tags)
+    return task
 
 
 if __name__ == "__main__":

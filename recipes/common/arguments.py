@@ -76,6 +76,12 @@ class EncoderArguments:
         help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) "
         "instead of training.",
     )
+    check_labels: Literal["first", "only"] | None = flag(
+        metadata={"nargs": "?", "const": "first"},
+        default=None,
+        help="First list the training examples whose label is probably wrong, in label_issues.csv; "
+        "'only': train nothing.",
+    )
     metric: list[str] | None = flag(  # noqa: RUF009
         default=None,
         help="Further scores of the validation split: names of evaluate's metrics on the Hub, "

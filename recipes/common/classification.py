@@ -32,12 +32,15 @@ from common.command import Command
 from common.data import (
     check_columns,
     find_text_columns,
+    lines_of,
     locate,
     rows_of,
     rows_with_text,
+    tokenize,
     with_strings,
 )
 from common.edge import RecipeError, log
+from common.label_issues import FrozenEncoder, Items
 from common.label_reading import (
     classes_of,
     find_label_columns,
@@ -132,6 +135,16 @@ class ClassificationTask(Task):
                 log(message)
         return classes
 
+    def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
+        """Return the texts with their classes."""
+        if self.kind.problem_type == REGRESSION:
+            raise RecipeError("--check_labels is for classes, not for scores. Leave it out.")
+        tokens = tokenize(examples, encoder.tokenizer, self.text_columns, max_length)
+        texts = [" | ".join(parts) for parts in rows_of(examples, self.text_columns)]
+        targets = np.array(list(examples["label"]), dtype=np.int64)
+        table = pd.DataFrame({"line": lines_of(examples), "text": texts})
+        return Items(encoder.read_texts(tokens), targets, table)
+
     def trainer_options(
         self, model: PreTrainedModel, training: RecipeTrainingArguments
     ) -> dict[str, Any]:
@@ -199,8 +212,9 @@ def load_task(
             raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
         check_classes_recur(labels, row_labels)
         report_repeated(splits["train"], columns.texts, row_labels)
+    encoded = _encode(splits, labels, columns.texts)
     splits = divide(
-        _encode(splits, labels, columns.texts),
+        encoded,
         arguments,
         training,
         results=saved.results if saved else None,
@@ -209,7 +223,11 @@ def load_task(
         keep_repeated=arguments.keep_repeated,
     )
     task = ClassificationTask(
-        name=arguments.name, text_columns=columns.texts, splits=splits, kind=labels
+        name=arguments.name,
+        text_columns=columns.texts,
+        splits=splits,
+        undivided=encoded["train"],
+        kind=labels,
     )
     if not saved:
         _prepare_loss(task, arguments)

@@ -26,6 +26,11 @@ def locate(data: Dataset, row: int) -> str:
     return f"row {row}"
 
 
+def lines_of(data: Dataset) -> list[str]:
+    """Return where each row is in the user's file, such as "12" for line 12."""
+    return [locate(data, row).removeprefix("line ") for row in range(len(data))]
+
+
 def locate_first(data: Dataset, rows: Sequence[int]) -> str:
     """Return where the first of some rows are, such as "line 3, line 8, ..."."""
     where = ", ".join(locate(data, row) for row in rows[:_LISTED])

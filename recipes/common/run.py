@@ -33,6 +33,7 @@ MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 # Arguments that do not change what is learned.
 FREE = {
     "accelerator_config",
+    "check_labels",
     "ddp_timeout",
     "disable_tqdm",
     "do_eval",

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import (
@@ -16,10 +17,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.data import check_columns, check_fast, locate
+from common.data import check_columns, check_fast, lines_of, locate
 from common.edge import RecipeError
+from common.label_issues import FrozenEncoder, Items
 from common.label_reading import read_labels
 from common.metrics import Examples
+from common.run import WHERE
 from common.scores import ClassScores, check_finite
 from common.task import Task
 from common.trainer import RecipeTrainer
@@ -72,6 +75,22 @@ class TaggingTask(Task):
     ) -> Dataset:
         sentences = zip(split["words"], split["tags"], strict=True)
         return tokenize_words(sentences, tokenizer, max_length)
+
+    def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
+        """Return the words with their tags."""
+        sentences = pd.DataFrame({"line": lines_of(examples)})
+        sentences["text"] = list(map(" ".join, examples["words"]))
+        sentences["word"] = list(examples["words"])
+        sentences["tag"] = list(examples["tags"])
+        sentences = sentences[sentences["text"] != ""]
+        words = sentences.explode(["word", "tag"])
+        words.insert(2, "position", words.groupby(level=0).cumcount() + 1)
+        # In place of their tags, the words have their numbers.
+        numbers = pd.Series(range(len(words)), index=words.index).groupby(level=0).agg(list)
+        numbered = zip(sentences["word"], numbers, strict=True)
+        read, states = encoder.read_words(tokenize_words(numbered, encoder.tokenizer, max_length))
+        words = words.iloc[read]
+        return Items(states, words.pop("tag").to_numpy(np.int64), words)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
         """Return the accuracy of the tags and, for entities, precision, recall and F1.
@@ -169,7 +188,10 @@ def read_tags(data: Dataset, name: str, columns: tuple[str, str], tags: Sequence
                 f"{name}: {locate(data, row)} has the tag {error.args[0]!r}, which no training "
                 f"example has: they have {', '.join(tags)}. Correct it, or leave the row out."
             ) from error
-    return Dataset.from_dict({"words": data[word_column], "tags": tag_numbers})
+    columns_read = {"words": data[word_column], "tags": tag_numbers}
+    if WHERE in data.column_names:
+        columns_read[WHERE] = data[WHERE]
+    return Dataset.from_dict(columns_read)
 
 
 def _is_tagged(words: Any, tags: Any) -> bool:

