@@ -13,9 +13,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 
 GREY, DARK = "#e4e7eb", "#3b4252"
-TASKS = {"reviews": "#2f7ed8", "topics": "#e07b39", "tags": "#3a9a5b"}
-TEXTS = {"reviews": "A fine film.", "topics": "Rates rise again.", "tags": "Ada met Grace."}
-ANSWERS = {"reviews": "positive", "topics": "economy", "tags": "PER, PER"}
+TASKS = {"mood": "#2f7ed8", "topic": "#e07b39", "urgency": "#3a9a5b"}
+TEXTS = {"mood": "It works, thanks!", "topic": "I paid twice.", "urgency": "Our shop is down!"}
+ANSWERS = {"mood": "mood: satisfied", "topic": "topic: billing", "urgency": "urgency: high"}
 
 
 def box(axes, x, y, width, height, color, text="", text_color="white", size=9):
@@ -47,7 +47,7 @@ def arrow(axes, start, end, color=DARK):
 
 
 def main():
-    figure, axes = plt.subplots(figsize=(9, 3.5), dpi=160)
+    figure, axes = plt.subplots(figsize=(9, 3.1), dpi=160)
     axes.set(xlim=(0, 18), ylim=(0, 7))
     axes.axis("off")
     for row, (task, color) in enumerate(TASKS.items()):
@@ -85,7 +85,7 @@ def main():
     axes.text(10.22, 1.35, "adapters", ha="center", fontsize=6.5, color=DARK)
     axes.text(
         9, 0.25,
-        "a task is a file of 1.6 to 9.7 MB; without it, the model is what it was, bit for bit",
+        "a task is one file of 1.7 to 9.7 MB; without it, the model is what it was, bit for bit",
         ha="center", fontsize=9, color=DARK,
     )  # fmt: skip
     figure.savefig(Path(__file__).with_suffix(".png"), bbox_inches="tight")
