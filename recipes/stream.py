@@ -24,9 +24,10 @@ from common.arguments import ClassifierArguments, flag
 from common.classification import ClassificationArguments, ClassificationTask, load_task, run
 from common.command import TASK, Command, parse_command
 from common.edge import RecipeError, end_with_one_line
+from common.label_issues import as_loaded, check_labels
 from common.reading import files_of
 from common.run import write_json
-from common.task import as_loaded, run_task
+from common.task import run_task
 
 
 STREAM_FILE = "stream.json"
@@ -66,6 +67,7 @@ def main() -> None:
         training.choosing_by(tasks[name].scores, training.output_dir)
     for name, of_task in commands.items():
         load = partial(as_loaded, tasks[name])
+        check_labels(load, of_task)
         results[name] = run_task(ClassificationTask, load, of_task, files_of(of_task.arguments))
     if training.process_index == 0:
         learned = {}

@@ -17,10 +17,11 @@ on its first word piece; a sentence longer than --max_length is read in several 
 from dataclasses import dataclass
 from functools import partial
 
-from common.arguments import DataArguments, RecipeTrainingArguments, flag
+from common.arguments import LabelArguments, RecipeTrainingArguments, flag
 from common.command import parse_command
 from common.data import find_column
 from common.edge import end_with_one_line, log
+from common.label_issues import check_labels
 from common.labels import MULTI, find_labels
 from common.model import Saved
 from common.reading import files_of, load_data
@@ -30,7 +31,7 @@ from common.task import run_task
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggingArguments(DataArguments):
+class TaggingArguments(LabelArguments):
     """What to learn, and from which columns."""
 
     _argument_group_name = "task"
@@ -50,7 +51,9 @@ class TaggingArguments(DataArguments):
 def main() -> None:
     command = parse_command(TaggingArguments).for_task("tagging")
     arguments, training = command.arguments, command.training
-    run_task(TaggingTask, partial(load_task, arguments, training), command, files_of(arguments))
+    load = check_labels(partial(load_task, arguments, training), command)
+    if load is not None:
+        run_task(TaggingTask, load, command, files_of(arguments))
 
 
 def load_task(

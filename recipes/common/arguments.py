@@ -76,12 +76,6 @@ class EncoderArguments:
         help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) "
         "instead of training.",
     )
-    check_labels: Literal["first", "only"] | None = flag(
-        metadata={"nargs": "?", "const": "first"},
-        default=None,
-        help="First list the training examples whose label is probably wrong, in label_issues.csv; "
-        "'only': train nothing.",
-    )
     metric: list[str] | None = flag(  # noqa: RUF009
         default=None,
         help="Further scores of the validation split: names of evaluate's metrics on the Hub, "
@@ -146,6 +140,18 @@ class TextArguments(DataArguments):
         aliases=["--text_column", "--text_column_name", "--text_column_names"],
         default=None,
         help="Column of the text, or two columns for pairs; default: detected by name.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelArguments(DataArguments):
+    """A data set whose labels may be checked."""
+
+    check_labels: Literal["first", "only"] | None = flag(
+        metadata={"nargs": "?", "const": "first"},
+        default=None,
+        help="First list the training examples whose label is probably wrong, in label_issues.csv; "
+        "'only': train nothing.",
     )
 
 

@@ -19,7 +19,7 @@ from transformers import EvalPrediction, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PredictionOutput
 
-from common.arguments import RecipeTrainingArguments, TextArguments, flag
+from common.arguments import LabelArguments, RecipeTrainingArguments, TextArguments, flag
 from common.balance import (
     balanced_weights,
     check_classes_recur,
@@ -40,7 +40,7 @@ from common.data import (
     with_strings,
 )
 from common.edge import RecipeError, log
-from common.label_issues import FrozenEncoder, Items
+from common.label_issues import FrozenEncoder, Items, LabeledTask, check_labels
 from common.label_reading import (
     classes_of,
     find_label_columns,
@@ -55,7 +55,7 @@ from common.reading import files_of, load_data
 from common.run import WHERE
 from common.scores import SCORES, ClassScores, ValueScores, check_finite
 from common.splits import divide, report_repeated
-from common.task import Task, run_task
+from common.task import run_task
 
 
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
@@ -75,7 +75,7 @@ SCORES_OF = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationArguments(TextArguments):
+class ClassificationArguments(LabelArguments, TextArguments):
     """What to learn, and from which columns."""
 
     _argument_group_name = "task"
@@ -101,7 +101,7 @@ class ClassificationArguments(TextArguments):
 
 
 @dataclass(kw_only=True)
-class ClassificationTask(Task):
+class ClassificationTask(LabeledTask):
     """A classification task. Its splits have the column `label`, unless a test split has no labels.
 
     With `weights`, the loss counts each class that much. With `scale`, the mean and the standard
@@ -184,7 +184,9 @@ def run(command: Command) -> dict[str, Any]:
     """Train on the data of the command line, or score what is saved: see common.task.run_task."""
     command = command.for_task(command.arguments.name)
     arguments, training = command.arguments, command.training
-    load = partial(load_task, arguments, training)
+    load = check_labels(partial(load_task, arguments, training), command)
+    if load is None:
+        return {}
     return run_task(ClassificationTask, load, command, files_of(arguments))
 
 

@@ -7,8 +7,10 @@ on others. cleanlab then finds the labels that these predictions contradict.
 
 import textwrap
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +33,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from common.command import Command
+from common.data import sample
 from common.edge import log
 from common.labels import MULTI, SINGLE, Labels
-from common.model import load_model
+from common.model import Saved, find_dtype, load_model, on_main
 from common.scores import defused
+from common.task import Task
+from houlsby_peft.checkpoints.downloads import find_packaged
 
 
 FILE = "label_issues.csv"
@@ -115,6 +121,52 @@ class Items(NamedTuple):
     states: States
     targets: Numbers
     table: pd.DataFrame
+
+
+@dataclass(kw_only=True)
+class LabeledTask(Task):
+    """A task whose labels can be checked. `undivided` are the training examples before any are
+    taken from them for validation.
+    """
+
+    undivided: Dataset | None = None
+
+    @abstractmethod
+    def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
+        """Return what is labeled in some examples."""
+
+
+def check_labels(
+    load: Callable[[Saved | None], LabeledTask], command: Command
+) -> Callable[[Saved | None], LabeledTask] | None:
+    """Write label_issues.csv if the command asks for it; return what loads the task to train on,
+    or None if nothing is to be trained.
+    """
+    arguments, training = command.arguments, command.training
+    if arguments.check_labels is None or arguments.evaluate is not None:
+        return load
+    task = load(None)
+
+    def check() -> None:
+        encoder = find_packaged(arguments.model_name)
+        frozen = FrozenEncoder.load(
+            encoder,
+            find_dtype(command, encoder),
+            training.device,
+            training.per_device_eval_batch_size,
+        )
+        examples = sample(task.undivided, arguments.max_train_samples)
+        items = task.items_to_check(examples, frozen, arguments.max_length)
+        issues = find_issues(items.states, items.targets, items.table["text"])
+        report(issues, items, task.labels, Path(training.output_dir))
+
+    on_main(training, check)
+    return None if arguments.check_labels == "only" else partial(as_loaded, task)
+
+
+def as_loaded(task: LabeledTask, saved: Saved | None) -> LabeledTask:
+    """Return a task that is loaded already, where `run_task` calls for it."""
+    return task
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from transformers import (
 
 from common.data import check_columns, check_fast, lines_of, locate
 from common.edge import RecipeError
-from common.label_issues import FrozenEncoder, Items
+from common.label_issues import FrozenEncoder, Items, LabeledTask
 from common.label_reading import read_labels
 from common.metrics import Examples
 from common.run import WHERE
 from common.scores import ClassScores, check_finite
-from common.task import Task
 from common.trainer import RecipeTrainer
 from houlsby_peft.serving.tagging import find_entities, mark_entities
 
@@ -38,7 +37,7 @@ Span = tuple[int, int, int]  # a sentence, and the first and the last word of an
 
 
 @dataclass(kw_only=True)
-class TaggingTask(Task):
+class TaggingTask(LabeledTask):
     """Tagging of words.
 
     Its splits have the `words` of each sentence and the numbers of their `tags`. Word pieces that

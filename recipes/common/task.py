@@ -6,7 +6,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -30,9 +29,8 @@ from transformers.trainer_utils import PredictionOutput
 import houlsby_peft
 from common.arguments import RecipeTrainingArguments
 from common.command import Command
-from common.data import sample, tokenize
+from common.data import tokenize
 from common.edge import RecipeError, log, looks_like_a_path
-from common.label_issues import FrozenEncoder, Items, find_issues, report
 from common.metrics import Examples, compute_metrics, load_metrics
 from common.model import Saved, adapt, find_dtype, load_model, load_saved, on_main, quiet
 from common.run import (
@@ -62,8 +60,6 @@ class Task(ABC):
     text_columns: tuple[str, ...] = ()
     # Without "train" where a saved adapter is scored.
     splits: dict[str, Dataset] = field(default_factory=dict)
-    # The training examples before any are taken from them for validation.
-    undivided: Dataset | None = None
     # Of the head; None: a single label is a score, several are classes.
     problem_type: str | None = None
 
@@ -129,10 +125,6 @@ class Task(ABC):
         if len(self.labels) == 1:
             return ValueScores(labels, outputs[:, 0])
         return score_classes(outputs, labels, self.labels)
-
-    def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
-        """Return what is labeled in some examples, as --check_labels reads it."""
-        raise RecipeError("--check_labels is for classes and tags. Leave it out.")
 
     def set_length(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         """Read texts of at most this many tokens."""
@@ -277,12 +269,6 @@ def run_task(
     command = settle(command, encoder)
     if command.arguments.evaluate is not None:
         return evaluate(kind, load, command, encoder, labels)
-    if command.arguments.check_labels is not None:
-        task = load(None)
-        on_main(training, lambda: check_labels(task, command, str(encoder)))
-        if command.arguments.check_labels == "only":
-            return {}
-        load = partial(as_loaded, task)
 
     # Before anything is trained.
     push = houlsby_peft.plan_push(training, str(encoder))
@@ -298,23 +284,6 @@ def run_task(
         pushed = push(str(run.folder / "adapter"), results=str(run.folder / RESULTS_FILE))
         print(f"Pushed: {pushed}")
     return results
-
-
-def as_loaded(task: Task, saved: Saved | None) -> Task:
-    """Return a task that is loaded already, where `run_task` calls for it."""
-    return task
-
-
-def check_labels(task: Task, command: Command, encoder: str) -> None:
-    """Write label_issues.csv: which training examples are probably labeled wrongly."""
-    arguments, method, _, training = command
-    examples = sample(cast(Dataset, task.undivided), arguments.max_train_samples)
-    frozen = FrozenEncoder.load(
-        encoder, method.base_dtype, training.device, training.per_device_eval_batch_size
-    )
-    items = task.items_to_check(examples, frozen, arguments.max_length)
-    issues = find_issues(items.states, items.targets, items.table["text"])
-    report(issues, items, task.labels, Path(training.output_dir))
 
 
 def settle(command: Command, encoder: str | None) -> Command:
