@@ -100,7 +100,9 @@ def assert_drawn(path: Path) -> None:
 
 
 class TestTradeoff:
-    def test_one_task_has_its_scores_and_full_fine_tuning_a_place(self, finished_run, tmp_path):
+    def test_one_task_has_its_scores_and_full_fine_tuning_a_place(
+        self, finished_run, tmp_path, capsys
+    ):
         """Each method shows its own size; every recipe records all of them."""
         for seed, (full, small, large) in enumerate([(0.8, 0.7, 0.79), (0.9, 0.8, 0.83)]):
             finished_run("cola", "full", seed, full, 1000)
@@ -121,6 +123,7 @@ class TestTradeoff:
         assert points[0]["scores"] == {"CoLA": pytest.approx([70, 80])}
         assert band(points[0]) == pytest.approx([70, 75, 80])
         assert band(points[-1]) == pytest.approx([80, 85, 90])
+        assert "CoLA: norms alone 3.5 points less" in capsys.readouterr().out, "the paper's loss"
         assert_drawn(tmp_path / "tradeoff")
 
     def test_percentiles_over_tasks(self, finished_run, tmp_path):

@@ -374,6 +374,15 @@ class TestTable:
         }
         for label, scores in papers.items():
             assert [*lines.loc[label]] == scores
+        (axes,) = draw(arrange(runs, CHOSEN), "accuracy").axes
+        assert [tick.get_text() for tick in axes.get_yticklabels()] == ["CoLA", "MRPC", "mean"]
+        drawn = {}
+        for bars in axes.containers:
+            drawn[bars.get_label()] = [*bars.lines[0].get_xdata()]
+        assert drawn[OURS] == pytest.approx([80, 85, 82.5])
+        adapters = drawn["Whritenour 2019, BERT-base: adapters (dev)"]
+        assert adapters == pytest.approx([81.78, 85.78, 83.78])
+        assert drawn["Han 2021, BERT-base: full (dev)"] == [84.07], "no mean without CoLA"
 
 
 def of_the_17(task, accuracy, seed=0, method="houlsby", **arguments):
@@ -456,14 +465,15 @@ class TestChart:
             result("rte", {"accuracy": 0.7}),
         ]
         (axes,) = draw(arrange(runs, CHOSEN)).axes
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["CoLA", "RTE"]
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["CoLA", "RTE", "mean"]
         assert axes.get_title() == "Mean and standard error of 1 to 2 seeds"
         drawn = {container.get_label(): container for container in axes.containers}
-        assert [*drawn[OURS].lines[0].get_xdata()] == pytest.approx([52, 70])
+        assert [*drawn[OURS].lines[0].get_xdata()] == pytest.approx([52, 70, 61])
         (segments, _) = (drawn[name].lines[2][0].get_segments() for name in drawn)
         assert [tuple(end[0] for end in segment) for segment in segments] == [
             pytest.approx((50, 54)),
             (70, 70),
+            (61, 61),  # without the error of RTE, of one seed
         ]
 
     def test_a_row_without_a_score_of_any_column_has_no_points(self):

@@ -39,6 +39,7 @@ from figures.drawing import (
 )
 from results.additional import counted_once
 from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
+from results.numbers import FIGURE_4
 from results.read import Results, finished
 from sweeping.runs import CHOSEN
 
@@ -87,6 +88,9 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     each = arguments.each or len(columns) == 1
     points = summarize(lines, columns, arguments.split, each)
     write_points(folder / "tradeoff.jsonl", points)
+    if each:
+        for name in sorted(columns.keys() & FIGURE_4.keys()):
+            print(f"Houlsby et al. 2019, BERT-base, {name}: {FIGURE_4[name]}")
     save(draw(points, arguments.split), folder / "tradeoff")
 
 
