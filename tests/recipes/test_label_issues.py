@@ -159,15 +159,23 @@ def test_a_text_does_not_vouch_for_its_own_label():
     assert apart.accuracy == 1
 
 
-@pytest.mark.parametrize("targets", [np.repeat([0, 2], 30), np.tile([[1, 0, 1]], (60, 1))])
-def test_classes_that_no_example_or_all_have_are_no_issue(targets):
-    targets = targets.copy()
-    if targets.ndim == 2:
-        targets[30:, 2] = 0
-    states = np.concatenate([np.ones((30, 4)), -np.ones((30, 4))])
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        pytest.param(np.repeat([0, 2], 30), [], id="no example of class 1"),
+        pytest.param(np.repeat([0, 1], [59, 1]), [59], id="one example, perhaps misspelled"),
+        pytest.param(
+            np.stack([np.repeat([1, 0], 30), np.zeros(60, int), np.ones(60, int)], axis=1),
+            [],
+            id="flags that are all 0 or all 1",
+        ),
+    ],
+)
+def test_rare_and_constant_classes(targets, expected):
+    states = np.repeat([[1.0] * 4, [-1.0] * 4], 30, axis=0)
     issues = find_issues(states, targets, range(60))
-    assert issues.rows.tolist() == []
-    assert issues.accuracy == 1
+    assert issues.rows.tolist() == expected
+    assert issues.accuracy == pytest.approx(1 - len(expected) / 60)
 
 
 def test_a_run_may_begin_with_the_check(encoder, tmp_path, capsys):
