@@ -1,7 +1,7 @@
 # Needs make and Python 3.10 or newer, nothing else. With another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS := recipes,trackers,deepspeed,demo,export,serve,integrations,test,dev,docs
+EXTRAS := recipes,trackers,deepspeed,demo,export,serve,ray,integrations,test,dev,docs
 PROJECT ?= -e '.[$(EXTRAS)]'
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -280,7 +280,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         )
     predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
 
-    serve = add("serve", _serve, "serve a folder or a list of adapters over HTTP, on Ray Serve")
+    serve = add("serve", _serve, "serve a folder or a list of adapters over HTTP")
     serve.add_argument(
         "--adapters",
         required=True,
@@ -297,13 +297,33 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     serve.add_argument(
         "--batch-size", type=int, default=32, help="rows that are predicted at once (default: 32)"
     )
-    serve.add_argument("--cpus", type=int, help="cores of a replica (default: all, but at most 4)")
-    serve.add_argument("--gpus", type=float, default=0, help="GPUs of a replica (default: 0)")
     serve.add_argument(
-        "--max-replicas", type=int, help="replicas under load (default: as many as the cores allow)"
+        "--cpus",
+        type=int,
+        help="cores that predict, in each process (default: all but one, at most 8; on Ray, at "
+        "most 4)",
+    )
+    serve.add_argument("--gpus", type=float, default=0, help="GPUs that predict (default: 0)")
+    serve.add_argument(
+        "--ray", action="store_true", help="predict in replicas, which Ray starts and restarts"
+    )
+    serve.add_argument(
+        "--replicas", type=int, help="replicas under load, on Ray (default: as the cores allow)"
     )
     serve.add_argument(
         "--max-queued", type=int, default=512, help="requests that may wait (default: 512)"
+    )
+    serve.add_argument(
+        "--max-rows",
+        type=int,
+        default=1024,
+        help="rows of a request, counted once per task (default: 1024)",
+    )
+    serve.add_argument(
+        "--max-characters",
+        type=int,
+        default=200_000,
+        help="characters of the texts of a request (default: 200000)",
     )
     serve.add_argument(
         "--watch",
@@ -312,9 +332,17 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         help="seconds between looks at the adapters; 0: never look",
     )
     serve.add_argument(
+        "--tokens", metavar="FILE", help="file with the tokens of clients; see docs/serving.md"
+    )
+    serve.add_argument("--open", action="store_true", help="let other machines ask without a token")
+    serve.add_argument(
+        "--log", choices=("text", "json"), default="text", help="form of the log (default: text)"
+    )
+    serve.add_argument("--access-log", action="store_true", help="log each request")
+    serve.add_argument(
         "--print-config",
         action="store_true",
-        help="print the deployment file for a cluster instead",
+        help="print the deployment file for a Ray cluster instead",
     )
 
     convert = add("convert", _convert, "convert an adapter from AdapterHub's format, or to it")
@@ -536,34 +564,50 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from houlsby_peft.serving.local_service import run
+    from houlsby_peft.serving.options import ServiceOptions
 
     base_model = options.base_model
     if base_model and Path(base_model).expanduser().is_dir():
         base_model = str(Path(base_model).expanduser().absolute())
+    on_ray = options.ray or options.replicas is not None or options.print_config
     cores = os.cpu_count() or 1
-    cpus = min(cores, 4) if options.cpus is None else options.cpus
-    max_replicas = options.max_replicas
-    if max_replicas is None:
-        max_replicas = max(1, cores // max(1, cpus))
-    service_options = {
+    cpus = options.cpus
+    if cpus is None:
+        # One is left for HTTP.
+        cpus = min(cores, 4) if on_ray else min(max(1, cores - 1), 8)
+    replicas = options.replicas
+    if replicas is None:
+        replicas = max(1, cores // max(1, cpus))
+    service_options = ServiceOptions(
         # Not resolved: a link may lead to another folder later.
-        "adapters": str(Path(options.adapters).expanduser().absolute()),
-        "base_model": base_model,
-        "batch_size": options.batch_size,
-        "cpus": cpus,
-        "gpus": options.gpus,
-        "max_queued": options.max_queued,
-        "max_replicas": max_replicas,
-        "watch": options.watch,
-    }
-    if not options.print_config:
-        run(service_options, options.host, options.port)
-        return
-    from houlsby_peft.serving.service import ServiceOptions, deployment_file
+        adapters=str(Path(options.adapters).expanduser().absolute()),
+        base_model=base_model,
+        batch_size=options.batch_size,
+        cpus=cpus,
+        gpus=options.gpus,
+        max_queued=options.max_queued,
+        max_rows=options.max_rows,
+        max_characters=options.max_characters,
+        max_replicas=replicas,
+        tokens=options.tokens,
+        watch=options.watch,
+    )
+    if options.print_config:
+        from houlsby_peft.serving.ray_engine import deployment_file
 
-    file = deployment_file(ServiceOptions(**service_options), options.host, options.port)
-    print(file, end="")
+        print(deployment_file(service_options, options.host, options.port), end="")
+        return
+    from houlsby_peft.serving.server import run
+
+    run(
+        service_options,
+        options.host,
+        options.port,
+        on_ray=on_ray,
+        is_open=options.open,
+        log=options.log,
+        access_log=options.access_log,
+    )
 
 
 def _convert(options: argparse.Namespace) -> None:

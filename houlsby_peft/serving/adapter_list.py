@@ -5,14 +5,17 @@ them.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from peft.utils import CONFIG_NAME
 
 from ..checkpoints.saved import adapter_of_run
-from ..errors import AdapterError, shortened
+from ..errors import AdapterError, printable, shortened
 from .held_adapters import TaskSource
 
 
@@ -30,7 +33,8 @@ def find_adapters(path: Path) -> dict[str, Path]:
     adapters = {}
     for folder in sorted(path.glob("[!.]*")):
         if (adapter_of_run(folder) / CONFIG_NAME).is_file():
-            adapters[folder.name] = adapter_of_run(folder)
+            # A name that is no UTF-8 could not be sent.
+            adapters[printable(folder.name)] = adapter_of_run(folder)
     return adapters
 
 
@@ -63,14 +67,46 @@ def _read_list(path: Path) -> dict[str, TaskSource]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
         for task, listed in content.items():
             fields = {"source": listed} if isinstance(listed, str) else listed
-            source = TaskSource(**fields)
-            folder = path.parent / Path(source.source).expanduser()  # type: ignore[arg-type]
-            if folder.is_dir():
-                source = replace(source, source=str(folder))
-            adapters[str(task)] = source
+            adapters[printable(str(task))] = resolve(path, TaskSource(**fields))
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise AdapterError(
             f"{path} must map each task to a folder, to a name on the Hub, or to a mapping with "
             f"source and optionally revision and threshold. {shortened(str(error))}"
         ) from error
     return adapters
+
+
+def resolve(path: Path, source: TaskSource) -> TaskSource:
+    """Return a source whose folder does not depend on where the list is."""
+    folder = path.parent / Path(source.source).expanduser()  # type: ignore[arg-type]
+    return replace(source, source=str(folder)) if folder.is_dir() else source
+
+
+@contextmanager
+def changing_list(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the content of a list, and write it again with what the context has changed.
+
+    Comments get lost. One process at a time can change it. After an error, it is as it was.
+
+    Raises:
+        ValueError: It is a folder, or no adapter would be left.
+    """
+    import fcntl  # not on Windows
+
+    if path.is_dir():
+        raise ValueError(
+            "The service follows a folder of adapters: put the adapter there, or take it out. To "
+            "change tasks by requests, start the service with a list, as --adapters tasks.yaml."
+        )
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        yield content
+        if not content:
+            raise ValueError("A service needs at least one adapter. Add another one first.")
+        written = path.with_name(f".{path.name}.new")
+        written.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        written.replace(path)
+    finally:
+        os.close(folder)

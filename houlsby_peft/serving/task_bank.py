@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -115,7 +115,7 @@ class TaskBank:
         )
         self._refused: dict[str, _Refusal] = {}
         # Encoded questions, whose adapters stay in memory until they are answered.
-        self._open: WeakSet[Question] = WeakSet()
+        self._open: WeakKeyDictionary[Question, None] = WeakKeyDictionary()
         # Held during a batch and while an adapter is loaded.
         self._lock = threading.Lock()
         # Held while tasks change. The other lock may be acquired within it.
@@ -413,7 +413,7 @@ class TaskBank:
                 question.request = attempt(catch, _request, question, readers)
                 if isinstance(question.request, Request):
                     question.rows = question.request.rows()
-                    self._open.add(question)
+                    self._open[question] = None
 
     def run(self, rows: Sequence[Row]) -> None:
         """Run rows of encoded questions through the model in one batch for each kind of head."""
@@ -425,7 +425,7 @@ class TaskBank:
         """Return the result of a question whose rows have run, and let its adapter go. Raises its
         error.
         """
-        self._open.discard(question)
+        self._open.pop(question, None)
         if isinstance(question.request, Request):
             return question.request.decode([row.outputs for row in question.rows])
         assert question.request is not None, "it must be encoded"
@@ -442,7 +442,8 @@ class TaskBank:
                 run_rows(chain.from_iterable(question.rows for question in batch), batch_size)
             return [attempt(catch, self.decode, question) for question in batch]
         finally:
-            self._open.difference_update(batch)
+            for question in batch:
+                self._open.pop(question, None)
 
 
 def _request(

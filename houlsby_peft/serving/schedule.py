@@ -1,0 +1,208 @@
+"""`Schedule`: which rows of which requests a bank predicts next, so that none waits for another's
+long text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from .readers import Request, Row
+from .task_bank import Question, TaskBank
+
+
+# The seconds that a batch should take, as a short text may have to wait for one.
+_SECONDS = 0.2
+# Tokens of a batch before any has been timed.
+_FIRST_TOKENS = 1024
+# Shorter texts cost as much as one of these tokens.
+_LEAST_TOKENS = 32
+# Batches of questions that are encoded at a time. Their adapters are all in memory.
+_MOST_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer to a question.
+
+    Attributes:
+        value: The result as `TaskBank.predict` gives it.
+        pipeline: The kind of its task, as transformers calls its pipeline.
+        labels: The names of the task's classes by number.
+        tokens: The number of tokens that the model has read.
+    """
+
+    value: Any
+    pipeline: str
+    labels: tuple[str, ...]
+    tokens: int
+
+
+class Job:
+    """The questions of a request. `future` gets their predictions or errors, in order."""
+
+    def __init__(self, questions: Iterable[Question]) -> None:
+        self.future: Future[list[Prediction | Exception]] = Future()
+        self.results: list[Prediction | Exception] = []
+        self.waiting = deque(questions)
+        self.encoded: deque[Question] = deque()
+        # Those of encoded questions that have not run.
+        self.rows: deque[Row] = deque()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.future.cancelled() or not (self.waiting or self.encoded)
+
+
+class Schedule:
+    """Runs jobs in turns: each turn takes rows of the job that has waited longest, and fills the
+    batch with rows of others.
+
+    A batch has at most `batch_size` rows, and about as many tokens as the model reads in a fifth of
+    a second. At most half of it is padding. A text in many windows thus takes many turns, and a
+    text of one row waits for about one batch of each longer text. One thread at a time may use it.
+    """
+
+    def __init__(self, bank: TaskBank, batch_size: int) -> None:
+        self._bank = bank
+        self._batch_size = batch_size
+        self._jobs: deque[Job] = deque()
+        self._most_tokens: float = _FIRST_TOKENS
+        # The jobs of the last batch.
+        self._served: list[Job] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._jobs
+
+    def add(self, job: Job) -> None:
+        """Put a job behind the others."""
+        self._jobs.append(job)
+
+    def step(self) -> list[Job]:
+        """Predict one batch; return the jobs that are finished."""
+        # Behind those that have arrived meanwhile.
+        for job in self._served:
+            if job in self._jobs:
+                self._jobs.remove(job)
+                self._jobs.append(job)
+        self._encode()
+        rows = self._choose_rows()
+        if rows:
+            self._run(rows)
+        return self._take_finished()
+
+    def _encode(self) -> None:
+        """Encode questions of jobs that have no rows left, as many as there is room for."""
+        room = _MOST_BATCHES * self._batch_size
+        room -= sum(len(job.encoded) for job in self._jobs)
+        chosen: list[tuple[Job, Question]] = []
+        for job in self._jobs:
+            if job.rows or job.is_finished:
+                continue
+            for _ in range(min(room, self._batch_size, len(job.waiting))):
+                chosen.append((job, job.waiting.popleft()))
+                room -= 1
+        if not chosen:
+            return
+        self._bank.encode([question for _, question in chosen])
+        for job, question in chosen:
+            job.encoded.append(question)
+            job.rows.extend(question.rows)
+
+    def _choose_rows(self) -> list[Row]:
+        """Take the rows of the next batch."""
+        batch = _Batch(self._batch_size, self._most_tokens)
+        self._served = []
+        for job in self._jobs:
+            count = len(batch.rows)
+            while job.rows and batch.add(job.rows[0]):
+                job.rows.popleft()
+            if len(batch.rows) > count:
+                self._served.append(job)
+            if len(batch.rows) == self._batch_size:
+                break
+        return batch.rows
+
+    def _run(self, rows: Sequence[Row]) -> None:
+        start = time.perf_counter()
+        try:
+            self._bank.run(rows)
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(rows[0], error)
+                return
+            # The model fails for one of them, which is then alone.
+            for row in rows:
+                if not row.outputs:
+                    self._run([row])
+            return
+        tokens = len(rows) * max(row.tokens for row in rows)
+        # The time of a small batch does not tell how fast the model reads.
+        if tokens >= self._most_tokens / 2:
+            most_tokens = _SECONDS * tokens / (time.perf_counter() - start)
+            # Less at once, more by and by.
+            self._most_tokens = min(most_tokens, (self._most_tokens + most_tokens) / 2)
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        """Let the question of a row have an error as its result."""
+        for job in self._jobs:
+            for question in job.encoded:
+                if row in question.rows:
+                    job.rows = deque(other for other in job.rows if other not in question.rows)
+                    question.request, question.rows = error, []
+
+    def _take_finished(self) -> list[Job]:
+        """Decode the questions all of whose rows have run; take out the jobs without others."""
+        for job in self._jobs:
+            while job.encoded and all(row.outputs for row in job.encoded[0].rows):
+                job.results.append(self._decode(job.encoded.popleft()))
+        finished = [job for job in self._jobs if job.is_finished]
+        for job in finished:
+            self._jobs.remove(job)
+        return finished
+
+    def _decode(self, question: Question) -> Prediction | Exception:
+        try:
+            value = self._bank.decode(question)
+        except Exception as error:
+            return error
+        assert isinstance(question.request, Request)
+        reader = question.request.reader
+        labels = tuple(name for _, name in sorted(reader.labels.items()))
+        tokens = sum(row.tokens for row in question.rows)
+        return Prediction(value, reader.task.pipeline, labels, tokens)
+
+
+class _Batch:
+    """Rows that go through a model together."""
+
+    def __init__(self, most_rows: int, most_tokens: float) -> None:
+        self.rows: list[Row] = []
+        self._most_rows = most_rows
+        self._most_tokens = most_tokens
+        self._longest = 0
+        self._tokens = 0
+
+    def add(self, row: Row) -> bool:
+        """Add a row if it fits; return whether it does. The first one always does."""
+        tokens = max(row.tokens, _LEAST_TOKENS)
+        longest = max(tokens, self._longest)
+        padded = longest * (len(self.rows) + 1)
+        if self.rows:
+            if row.reader.model is not self.rows[0].reader.model:
+                return False
+            if len(self.rows) == self._most_rows or padded > self._most_tokens:
+                return False
+            if padded > 2 * (self._tokens + tokens):
+                return False
+        self.rows.append(row)
+        self._longest = longest
+        self._tokens += tokens
+        return True

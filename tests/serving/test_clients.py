@@ -1,0 +1,144 @@
+"""Clients of other services, as people have them, against this one."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+from huggingface_hub import InferenceClient
+from peft import get_peft_model
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+import houlsby_peft
+from houlsby_peft import HoulsbyConfig
+from hub_models import WORDS
+from tiny_models import perturb
+
+
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+from running_service import ServiceInThread
+
+
+TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
+HEADS = {
+    "topics": (AutoModelForSequenceClassification, {"id2label": {0: "a", 1: "b", 2: "c"}}),
+    "people": (AutoModelForTokenClassification, {"id2label": TAGS}),
+    "answers": (AutoModelForQuestionAnswering, {}),
+    "vectors": (AutoModel, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def service(base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clients")
+    for seed, (task, (auto_class, labels)) in enumerate(HEADS.items()):
+        model = get_peft_model(auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4))
+        perturb(model, seed)
+        model.save_pretrained(folder / task)
+    service = ServiceInThread(folder)
+    yield service
+    service.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(service):
+    """The predictors of the tasks."""
+    return {task: houlsby_peft.load(service.adapters / task) for task in HEADS}
+
+
+def client(service, task):
+    return InferenceClient(base_url=f"{service.url}/tasks/{task}", token="none")
+
+
+def unit(vector):
+    return numpy.array(vector) / numpy.linalg.norm(vector)
+
+
+def test_the_client_of_huggingface_hub(service, expected):
+    [classes] = expected["topics"].predict(WORDS[0], top_k=3)
+    found = client(service, "topics").text_classification(WORDS[0])
+    assert [(item.label, pytest.approx(item.score, rel=1e-4)) for item in found] == [
+        (item["label"], item["score"]) for item in classes
+    ]
+    assert len(client(service, "topics").text_classification(WORDS[0], top_k=1)) == 1
+    [entities] = expected["people"].predict(WORDS[1])
+    found = client(service, "people").token_classification(WORDS[1])
+    assert [(item.entity_group, item.start, item.end) for item in found] == [
+        (item["entity_group"], item["start"], item["end"]) for item in entities
+    ]
+    vectors = [unit(vector) for vector in expected["vectors"].predict(WORDS[:2])]
+    for text, vector in zip(WORDS, vectors, strict=False):
+        found = client(service, "vectors").feature_extraction(text)
+        numpy.testing.assert_allclose(found, [vector], rtol=1e-3, atol=1e-5)
+    found = client(service, "vectors").feature_extraction(WORDS[:2], normalize=False)
+    raw = expected["vectors"].predict(WORDS[:2])
+    numpy.testing.assert_allclose(found, raw, rtol=1e-3, atol=1e-4)
+    [answer] = expected["answers"].predict((WORDS[2], WORDS[3]))
+    found = client(service, "answers").question_answering(question=WORDS[2], context=WORDS[3])
+    assert (found.answer, found.start) == (answer["answer"], answer["start"])
+
+
+def test_the_client_of_openai(service, expected):
+    openai = pytest.importorskip("openai", reason="the extra test is not installed")
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == sorted(HEADS)
+        assert client.models.retrieve("topics").id == "topics"
+        vectors = [unit(vector) for vector in expected["vectors"].predict(WORDS[:2])]
+        for form in ({}, {"encoding_format": "float"}):
+            found = client.embeddings.create(model="vectors", input=WORDS[:2], **form)
+            for item, vector in zip(found.data, vectors, strict=True):
+                numpy.testing.assert_allclose(item.embedding, vector, rtol=1e-3, atol=1e-5)
+        assert found.usage.prompt_tokens > 0
+        found = client.embeddings.create(model="vectors", input=WORDS[0], dimensions=5)
+        short = unit(expected["vectors"].predict(WORDS[0])[0][:5])
+        numpy.testing.assert_allclose(found.data[0].embedding, short, rtol=1e-3, atol=1e-5)
+        with pytest.raises(openai.NotFoundError, match="GET /tasks; got 'nothing'"):
+            client.embeddings.create(model="nothing", input="a")
+        with pytest.raises(openai.APIStatusError, match="the task is text-classification"):
+            client.embeddings.create(model="topics", input="a")
+
+
+def test_requests_of_text_embeddings_inference_and_vllm(service, expected):
+    single, both = expected["topics"].predict(WORDS[:2], top_k=3)
+    names = [[item["label"] for item in classes] for classes in (single, both)]
+
+    def labels(classes):
+        return [item["label"] for item in classes]
+
+    path = "/tasks/topics/predict"
+    status, found = service.post(path, {"inputs": WORDS[0], "truncate": True})
+    assert (status, labels(found)) == (200, names[0])
+    status, found = service.post(path, {"inputs": [[WORDS[0]], [WORDS[1]]]})
+    assert [labels(classes) for classes in found] == names
+    status, pair = service.post(path, {"inputs": [WORDS[0], WORDS[1]]})
+    [of_pair] = expected["topics"].predict((WORDS[0], WORDS[1]), top_k=3)
+    assert labels(pair) == labels(of_pair)
+    status, found = service.post("/predict", {"inputs": WORDS[0], "model": "topics"})
+    assert labels(found) == names[0]
+    status, found = service.post("/predict", {"inputs": WORDS[0]})
+    assert (status, found["error_type"]) == (422, "validation")
+    assert "/tasks/answers" in found["error"]
+    status, found = service.post("/tasks/vectors/embed", {"inputs": [WORDS[0]]})
+    numpy.testing.assert_allclose(found, [unit(expected["vectors"].predict(WORDS[0])[0])], 1e-3)
+    status, found = service.post("/embed", {"inputs": WORDS[0], "model": "vectors"})
+    assert (status, len(found)) == (200, 1)
+    assert service.post(path, {"inputs": WORDS[0], "raw_scores": True})[0] == 422
+    assert service.post("/tasks/topics/embed", {"inputs": "a"})[0] == 424
+    assert service.post("/tasks/vectors/predict", {"inputs": "a"})[0] == 424
+    status, info = service.ask("/tasks/topics/info")
+    assert info["model_type"]["classifier"]["id2label"] == {"0": "a", "1": "b", "2": "c"}
+    assert service.ask("/tasks/vectors/info")[1]["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert service.ask("/tasks/vectors/health")[0] == 200
+    assert service.ask("/tasks/nothing/health")[0] == 404
+    status, found = service.post("/classify", {"model": "topics", "input": WORDS[:2]})
+    for item, classes in zip(found["data"], (single, both), strict=True):
+        score_of = {entry["label"]: entry["score"] for entry in classes}
+        assert item["label"] == classes[0]["label"]
+        assert item["probs"] == pytest.approx([score_of[label] for label in "abc"], rel=1e-3)
+        assert item["num_classes"] == 3
+    status, found = service.post("/classify", {"model": "nothing", "input": "a"})
+    assert (status, found["error"]["code"]) == (404, 404)

@@ -1,0 +1,173 @@
+"""The command `houlsby-peft serve`, with each engine in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import threading
+import time
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from houlsby_peft_cli import main
+from hub_models import WORDS, make_adapter
+
+
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+from houlsby_peft.serving.server import listen
+from running_service import ServiceProcess
+
+
+TASKS = ("first", "second", "third")
+
+
+@pytest.fixture(scope="module")
+def folder(base, tmp_path_factory):
+    """A folder with three adapters, which stays as it is."""
+    path = tmp_path_factory.mktemp("service") / "adapters"
+    for seed, task in enumerate(TASKS):
+        make_adapter(path / task, base, str(base), seed)
+    return path
+
+
+def end_under_load(service, clients):
+    """Send the signal while clients connect anew for each request; count what each one got."""
+    outcomes: list[object] = []
+
+    def ask():
+        while True:
+            try:
+                outcomes.append(service.predict({"task": "first", "text": WORDS[0]})[0])
+            except urllib.error.URLError as error:
+                if isinstance(error.reason, ConnectionRefusedError):
+                    return
+                outcomes.append(error.reason)
+            except Exception as error:
+                outcomes.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    before = len(outcomes)
+    service.process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join(60)
+    assert service.process.wait(60) == 0
+    assert len(outcomes) > before > 0
+    return outcomes
+
+
+def test_one_process_serves_and_ends_without_dropping_a_connection(folder, tmp_path):
+    import psutil
+
+    adapters = shutil.copytree(folder, tmp_path / "adapters")
+    flags = ["--watch", "0.3", "--log", "json", "--access-log"]
+    service = ServiceProcess(adapters, tmp_path / "log.txt", *flags)
+    assert psutil.Process(service.process.pid).children(recursive=True) == []
+    assert service.predict({"task": "first", "text": "a"})[0] == 200
+    (adapters / "second").rename(adapters / "new")
+    (adapters / "third" / "adapter_model.safetensors").write_bytes(b"no tensors")
+    end = time.time() + 30
+    while "third" not in service.ask("/health")[1]["failed"]:
+        assert time.time() < end
+        time.sleep(0.1)
+    assert service.predict({"task": "new", "text": "a"})[0] == 200
+    assert service.predict({"task": "second", "text": "a"})[0] == 404
+    with pytest.raises(SystemExit, match=f"port {service.port} of 127.0.0.1.*another --port"):
+        main(["serve", "--adapters", str(folder), "--port", str(service.port)])
+    assert set(end_under_load(service, 8)) == {200}
+    lines = [json.loads(line) for line in service.log.read_text().splitlines() if "{" in line]
+    messages = [line["message"] for line in lines]
+    changes = [message for message in messages if message.startswith("Task ")]
+    expected = [f"Task '{task}' was added." for task in (*TASKS, "new")]
+    assert sorted(changes) == sorted([*expected, "Task 'second' was removed."])
+    assert sum("'third' cannot be loaded" in message for message in messages) == 1
+    assert any('"POST /predict HTTP/1.1" 200' in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        (["--port", "70000"], "--port must be from 0 to 65535; got 70000"),
+        (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines.*--tokens"),
+        (["--host", "192.0.2.77", "--open"], "port 8000 of 192.0.2.77.*--host"),
+        (["--tokens", "{folder}/first/adapter_config.json"], "adapter_config.json must be YAML"),
+    ],
+)
+def test_an_address_that_cannot_be_served_is_refused(folder, flags, rule):
+    flags = [flag.format(folder=folder) for flag in flags]
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--adapters", str(folder), *flags])
+    assert re.search(rule, str(caught.value)), caught.value
+
+
+def test_a_port_is_taken_from_the_moment_of_listening():
+    for host in ("127.0.0.1", "::1"):
+        try:
+            first = listen(host, 0)
+        except OSError:
+            continue  # a machine without IPv6
+        with first, pytest.raises(OSError, match="another --port"):
+            listen(host, first.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_replicas_follow_the_folder_and_lose_no_request(folder, tmp_path):
+    pytest.importorskip("ray.serve", reason="the extra ray is not installed")
+    import psutil
+
+    adapters = shutil.copytree(folder, tmp_path / "adapters")
+    flags = ["--ray", "--watch", "0.5", "--batch-size", "4", "--max-queued", "16"]
+    service = ServiceProcess(adapters, tmp_path / "log.txt", *flags, "--replicas", "1")
+    row = {"task": "first", "text": WORDS[0]}
+    status, expected = service.predict(row)
+    assert status == 200
+    shutil.copytree(adapters / "first", adapters / ".new")
+    (adapters / ".new").rename(adapters / "new")
+    end = time.time() + 60
+    while service.predict({"task": "new", "text": "a"})[0] != 200:
+        assert time.time() < end
+        time.sleep(0.2)
+    with ThreadPoolExecutor(8) as pool:  # no more at a time than may run and wait
+        answers = [pool.submit(service.predict, row) for _ in range(200)]
+        answers[0].result()
+        killed = 0
+        for process in psutil.Process(service.process.pid).children(recursive=True):
+            if "ServeReplica" in " ".join(process.cmdline()):
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+        assert killed == 1
+        for answer in answers:
+            assert answer.result() == (200, expected)
+    with ThreadPoolExecutor(200) as pool:
+        found = pool.map(lambda _: service.predict(row)[0], range(400))
+        assert set(found) == {200, 503}
+    children = psutil.Process(service.process.pid).children(recursive=True)
+    assert set(end_under_load(service, 4)) == {200}
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert left == []
+
+
+@pytest.mark.slow
+def test_the_deployment_file_builds_the_service(folder, base, capsys, monkeypatch):
+    ray_engine = pytest.importorskip(
+        "houlsby_peft.serving.ray_engine", reason="the extra ray is not installed"
+    )
+    yaml = pytest.importorskip("yaml")
+    monkeypatch.chdir(base.parent)
+    folder, _ = base.parent / "link", (base.parent / "link").symlink_to(folder)  # which may change
+    flags = ["--base-model", base.name, "--cpus", "2", "--port", "9000", "--max-queued", "7"]
+    main(["serve", "--adapters", str(folder), "--print-config", *flags])
+    content = yaml.safe_load(capsys.readouterr().out)
+    assert content["http_options"] == {"host": "127.0.0.1", "port": 9000, "request_timeout_s": 120}
+    [application] = content["applications"]
+    assert application["import_path"] == f"{ray_engine.__name__}:build"
+    args = application["args"]
+    assert (args["adapters"], args["base_model"], args["cpus"]) == (str(folder), str(base), 2)
+    assert args["max_queued"] == 7
+    assert ray_engine.build(args)._bound_deployment.name == "App"
