@@ -1,4 +1,4 @@
-"""`houlsby-peft train` and `evaluate` start the recipes, from any folder."""
+"""`houlsby-peft train`, `check` and `evaluate` start the recipes, from any folder."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ def test_train_and_evaluate_from_another_folder(encoder, command, tmp_path):
     run = tmp_path / "runs" / "tickets"
     assert json.loads((run / "results.json").read_text())["arguments"]["r"] == 4
     assert str(Path("runs", "tickets", "mistakes.csv")) in done.stdout
+    stopped, printed = command("check", "tickets.csv", "--model_name", encoder, "--use_cpu")
+    assert stopped == ""
+    assert "of 60 are probably wrong: runs/tickets/label_issues.csv" in printed
+    assert (run / "label_issues.csv").exists()
     assert command("evaluate", "runs/tickets", "new.csv", "--use_cpu")[0] == ""
     evaluation = json.loads((run / "evaluation.json").read_text())
     assert evaluation["per_class"]["scores"]["bad"]["support"] == 3
