@@ -225,9 +225,15 @@ class BankEngine:
                 self._schedule.add(self._arrived.get())
             while not self._arrived.empty():
                 self._schedule.add(self._arrived.get())
-            for job in self._schedule.step():
-                if job.future.set_running_or_notify_cancel():
-                    job.future.set_result(job.results)
+            try:
+                for job in self._schedule.step():
+                    if job.future.set_running_or_notify_cancel():
+                        job.future.set_result(job.results)
+            except BaseException as error:  # a panic of tokenizers is no Exception
+                _LOG.error("Predictions failed.", exc_info=error)
+                for job in self._schedule.drop_all():
+                    if job.future.set_running_or_notify_cancel():
+                        job.future.set_exception(RuntimeError("The predictions failed."))
 
     def _explain(self, task: str, error: Exception) -> Refusal:
         """Return why a question cannot be answered, in words for its client."""

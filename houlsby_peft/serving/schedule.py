@@ -98,6 +98,12 @@ class Schedule:
             self._run(rows)
         return self._take_finished()
 
+    def drop_all(self) -> list[Job]:
+        """Take out all jobs, none of which is finished."""
+        dropped = list(self._jobs)
+        self._jobs.clear()
+        return dropped
+
     def _encode(self) -> None:
         """Encode questions of jobs that have no rows left, as many as there is room for."""
         room = _MOST_BATCHES * self._batch_size

@@ -217,6 +217,12 @@ async def embed_of_task(task: str, body: Embed, service: OfService) -> Response:
     return Json(await embed(service, body, task))
 
 
+@router.post("/")
+async def pipeline_of_only_task(body: Pipeline, service: OfService) -> Response:
+    """Answer for the only task as for /tasks/NAME."""
+    return Json(await run_pipeline(service, body, await service.choose_task(None)))
+
+
 @router.get("/info")
 async def info(service: OfService) -> Response:
     """Return what is known of the only task."""

@@ -63,11 +63,15 @@ def end_under_load(service, clients):
 
 
 def test_one_process_serves_and_ends_without_dropping_a_connection(folder, tmp_path):
-    import psutil
-
     adapters = shutil.copytree(folder, tmp_path / "adapters")
     flags = ["--watch", "0.3", "--log", "json", "--access-log"]
-    service = ServiceProcess(adapters, tmp_path / "log.txt", *flags)
+    with ServiceProcess(adapters, tmp_path / "log.txt", *flags) as service:
+        check_one_process(service, adapters, folder)
+
+
+def check_one_process(service, adapters, folder):
+    import psutil
+
     assert psutil.Process(service.process.pid).children(recursive=True) == []
     assert service.predict({"task": "first", "text": "a"})[0] == 200
     (adapters / "second").rename(adapters / "new")
@@ -119,14 +123,19 @@ def test_a_port_is_taken_from_the_moment_of_listening():
 @pytest.mark.slow
 def test_replicas_follow_the_folder_and_lose_no_request(folder, tmp_path):
     pytest.importorskip("ray.serve", reason="the extra ray is not installed")
-    import psutil
-
     adapters = shutil.copytree(folder, tmp_path / "adapters")
     flags = ["--ray", "--watch", "0.5", "--batch-size", "4", "--max-queued", "16"]
-    service = ServiceProcess(adapters, tmp_path / "log.txt", *flags, "--replicas", "1")
+    with ServiceProcess(adapters, tmp_path / "log.txt", *flags, "--replicas", "1") as service:
+        check_replicas(service, adapters)
+
+
+def check_replicas(service, adapters):
+    import psutil
+
     row = {"task": "first", "text": WORDS[0]}
-    status, expected = service.predict(row)
+    status, content = service.predict(row)
     assert status == 200
+    score = content["predictions"][0]["score"]
     shutil.copytree(adapters / "first", adapters / ".new")
     (adapters / ".new").rename(adapters / "new")
     end = time.time() + 60
@@ -143,7 +152,9 @@ def test_replicas_follow_the_folder_and_lose_no_request(folder, tmp_path):
                 killed += 1
         assert killed == 1
         for answer in answers:
-            assert answer.result() == (200, expected)
+            status, content = answer.result()
+            assert status == 200
+            assert content["predictions"][0]["score"] == pytest.approx(score, rel=1e-4)
     with ThreadPoolExecutor(200) as pool:
         found = pool.map(lambda _: service.predict(row)[0], range(400))
         assert set(found) == {200, 503}

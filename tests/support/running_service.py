@@ -81,22 +81,21 @@ class ServiceInThread(Client):
 
 
 class ServiceProcess(Client):
-    """A service in a process of its own."""
+    """A service in a process of its own, which finds no Ray unless it is asked for."""
 
-    def __init__(self, adapters: Path, log: Path, *flags: str, port: int = 0) -> None:
+    def __init__(self, adapters: Path, log: Path, *flags: str) -> None:
         root = str(Path(houlsby_peft.__file__).parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self.adapters = adapters
         self.log = log
-        self.command = [sys.executable, "-m", "houlsby_peft_cli", "serve"]
-        self.command += ["--adapters", str(adapters), "--cpus", "1", *flags]
-        self.environment = {**os.environ, "PYTHONPATH": path}
+        program = "import sys, houlsby_peft_cli; houlsby_peft_cli.main(sys.argv[1:])"
+        if "--ray" not in flags:
+            program = f"import sys; sys.modules['ray'] = None; {program}"
+        command = [sys.executable, "-c", program, "serve", "--adapters", str(adapters)]
+        command += ["--cpus", "1", "--port", "0", *flags]
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [*self.command, "--port", str(port)],
-                stdout=output,
-                stderr=output,
-                env=self.environment,
+                command, stdout=output, stderr=output, env={**os.environ, "PYTHONPATH": path}
             )
         end = time.time() + 500
         while " on http://" not in log.read_text():
@@ -106,3 +105,11 @@ class ServiceProcess(Client):
         address = log.read_text().partition(" on ")[2]
         self.url = address.partition("/predict")[0]
         self.port = int(self.url.rpartition(":")[2])
+
+    def __enter__(self) -> ServiceProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it, if a test has failed before it did."""
+        self.process.terminate()
+        self.process.wait(60)
