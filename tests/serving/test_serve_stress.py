@@ -50,6 +50,25 @@ def change(adapters, sources, stopped):
             weights.write_bytes(content)
 
 
+def ask(service, number, valid, answered, wrong):
+    """Ask random tasks; collect the tasks that answered rightly, and what was wrong."""
+    numbers = random.Random(number)
+    for _ in range(REQUESTS // CLIENTS):
+        task, text = numbers.choice([*valid]), numbers.randrange(len(WORDS))
+        try:
+            status, content = service.predict({"task": task, "text": WORDS[text]})
+        except Exception as error:
+            wrong.append(error)
+            continue
+        if status == 404 and task == "coming":
+            continue
+        score = content["predictions"][0]["score"] if status == 200 else None
+        if score in [pytest.approx(scores[text], abs=1e-4) for scores in valid[task]]:
+            answered.append(task)
+        else:
+            wrong.append((task, status, content))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["process", "ray"])
 def test_no_request_is_lost_or_answered_wrongly(engine, base, tmp_path):
@@ -68,32 +87,16 @@ def test_no_request_is_lost_or_answered_wrongly(engine, base, tmp_path):
         results = houlsby_peft.load(source).predict(WORDS)
         scores.append([result["score"] for result in results])
     valid = {"steady": scores[:1], "changing": scores, "coming": scores[:1], "damaged": scores[:1]}
+    answered: list[str] = []
     wrong: list[object] = []
-    answered = []
-
-    def ask(number):
-        numbers = random.Random(number)
-        for _ in range(REQUESTS // CLIENTS):
-            task, text = numbers.choice([*valid]), numbers.randrange(len(WORDS))
-            try:
-                status, content = service.predict({"task": task, "text": WORDS[text]})
-            except Exception as error:
-                wrong.append(error)
-                continue
-            if status == 404 and task == "coming":
-                continue
-            if status != 200:
-                wrong.append((task, status, content))
-                continue
-            score = content["predictions"][0]["score"]
-            answered.append(task)
-            if not any(abs(score - right[text]) < 1e-4 for right in valid[task]):
-                wrong.append((task, text, score))
 
     with ServiceProcess(adapters, tmp_path / "log.txt", *flags) as service:
         stopped = threading.Event()
         changer = threading.Thread(target=change, args=(adapters, sources, stopped))
-        clients = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]
+        clients = [
+            threading.Thread(target=ask, args=(service, number, valid, answered, wrong))
+            for number in range(CLIENTS)
+        ]
         for thread in (changer, *clients):
             thread.start()
         if engine == "ray":
