@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         message = " ".join(str(error).split())
         if isinstance(error, ImportError):
-            message += ". Install it, or the extra serve, ray, export or parquet"
+            message += ". Install it, or the extra serve, ray, export or tables"
         sys.exit(f"error: {message}")
 
 

@@ -139,7 +139,7 @@ def test_dependencies_are_what_the_library_imports(setup_cfg):
     extras = setup_cfg["options.extras_require"]
     optional = {
         item.name
-        for extra in ("deepspeed", "export", "serve", "ray", "parquet")
+        for extra in ("deepspeed", "export", "serve", "ray", "tables")
         for item in requirements(extras[extra])
     }
     assert declared == imported_distributions("houlsby_peft") - optional - {"houlsby-peft-cli"}

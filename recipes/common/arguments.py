@@ -16,6 +16,7 @@ from transformers.hf_argparser import HfArg
 from common.edge import RecipeError, looks_like_a_path
 from common.run import lower_is_better
 from houlsby_peft import HoulsbyConfig
+from houlsby_peft.tables import without_compression
 
 
 BERT, MINILM = "google-bert/bert-base-uncased", "minilm"
@@ -95,8 +96,9 @@ class DataArguments(EncoderArguments):
 
     data: str = flag(
         aliases=["--train_file", "--dataset_name"],
-        help="A folder with train, validation and test files (.parquet, .csv, .tsv, .jsonl), "
-        "one such file, or the name of a data set on the Hub.",
+        help="A folder with train, validation and test files (.csv, .xlsx, .json, .parquet, ...), "
+        "one such file, a folder with a folder of texts for each class, or the name of a data set "
+        "on the Hub.",
     )
     data_config: str | None = flag(
         aliases=["--dataset_config_name"],
@@ -109,7 +111,11 @@ class DataArguments(EncoderArguments):
     test_file: str | None = flag(default=None, help="File of the test split, if not in --data.")
     encoding: str | None = flag(
         default=None,
-        help="Encoding of .csv, .tsv and .jsonl files, such as shift_jis; default: detected.",
+        help="Encoding of files with text, such as shift_jis; default: detected.",
+    )
+    no_header: bool | None = flag(
+        default=None,
+        help="The first row of .csv, .tsv and spreadsheet files is data; default: detected.",
     )
 
     def __post_init__(self) -> None:
@@ -120,13 +126,18 @@ class DataArguments(EncoderArguments):
             check_path("data", self.data)
 
     @property
+    def has_header(self) -> bool | None:
+        """Whether the first row has the names of the columns; None: to be detected."""
+        return None if self.no_header is None else not self.no_header
+
+    @property
     def name(self) -> str:
         """The name of the data: of a file without its extension, or of a folder."""
         path = Path(self.data).expanduser()
         if path.is_dir():
             name = path.resolve().name
         elif path.is_file():
-            name = path.stem
+            name = without_compression(path).stem
         else:
             name = path.name
         return f"{name}_{self.data_config}" if self.data_config else name

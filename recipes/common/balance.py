@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from common.edge import RecipeError
+from common.label_forms import same_but_spelling
 from common.label_reading import Label, are_numbers, classes_of
 from common.labels import MULTI, REGRESSION, SHOWN, SINGLE, Labels
 from common.scores import ClassScores
@@ -81,15 +82,16 @@ def _find_doubts(labels: Labels) -> list[str]:
     if labels.problem_type == SINGLE:
         if are_numbers(labels.names):
             doubts.append("numbers as classes; for a score, give --problem_type regression")
-        if len([name for name in labels.names if "|" in name]) > 1:
-            doubts.append("several labels in one text? Give --label_separator '|'")
+        for separator in "|;":
+            if len([name for name in labels.names if separator in name]) > 1:
+                doubts.append(f"several labels in one text? Give --label_separator '{separator}'")
     spellings: dict[str, list[str]] = {}
     for name in labels.names:
-        spellings.setdefault(" ".join(name.casefold().split()), []).append(name)
+        spellings.setdefault(same_but_spelling(name), []).append(name)
     for names in spellings.values():
         if len(names) > 1:
             listed = " and ".join(map(repr, names))
-            doubts.append(f"{listed} are separate classes; if they are one, spell them alike")
+            doubts.append(f"{listed} are separate classes; if they are one, give --merge_labels")
     return doubts
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -40,14 +41,22 @@ from common.data import (
     with_strings,
 )
 from common.edge import RecipeError, log
+from common.label_forms import (
+    find_label_form,
+    find_numbers_with_gaps,
+    find_spellings,
+    with_names,
+    with_one_spelling,
+    without_labels,
+)
 from common.label_issues import FrozenEncoder, Items, LabeledTask, check_labels
 from common.label_reading import (
+    Label,
     classes_of,
     find_label_columns,
     has_labels,
     read_labels,
     rows_with_label,
-    split_labels,
 )
 from common.labels import MULTI, REGRESSION, SHOWN, SINGLE, Labels, find_labels
 from common.model import Saved
@@ -90,6 +99,12 @@ class ClassificationArguments(LabelArguments, TextArguments):
     ) = flag(default=None, help="Kind of the labels; default: detected.")
     label_separator: str | None = flag(
         default=None, help="What separates several labels of one text in the column, such as '|'."
+    )
+    class_names: list[str] | None = flag(  # noqa: RUF009
+        default=None, help="Names of the classes, if each label is a list of 0 and 1."
+    )
+    merge_labels: bool = flag(
+        default=False, help="Take labels that differ in case and blanks only for one class."
     )
     keep_repeated: bool = flag(
         default=False, help="Keep validation examples whose text is a training example as well."
@@ -203,7 +218,11 @@ def load_task(
         arguments = _with_recorded(arguments, saved)
     splits = load_data(arguments, training)
     columns = _find_columns(splits["train"], arguments, saved)
-    splits = _rows_to_use(splits, columns, arguments.label_separator)
+    if len(columns.labels) == 1:
+        splits = _read_label_forms(splits, columns.labels[0], arguments, saved)
+    splits = _rows_to_use(splits, columns)
+    if arguments.merge_labels:
+        splits = _merge_labels(splits, columns.labels, saved)
     _show_examples(splits["train"], columns)
     row_labels = read_labels(splits["train"], columns.labels)
     if saved:
@@ -271,18 +290,54 @@ def _find_columns(
                 f"--text_columns and --label_columns must differ, got {column!r} in both. Name "
                 "another."
             )
+    if len(label_columns) == 1 and not arguments.label_columns:
+        label_columns = (with_names(train, label_columns[0]),)
     return _Columns(text_columns, label_columns)
 
 
-def _rows_to_use(
-    splits: Mapping[str, Dataset], columns: _Columns, separator: str | None
+def _read_label_forms(
+    splits: Mapping[str, Dataset],
+    column: str,
+    arguments: ClassificationArguments,
+    saved: Saved | None,
 ) -> dict[str, Dataset]:
+    """Return the splits with the labels of a column in the form in which others have them."""
+    train = splits["train"]
+    if saved is None or saved.problem_type == MULTI:
+        form = find_label_form(
+            train,
+            column,
+            arguments.label_separator,
+            arguments.class_names,
+            saved.labels if saved else (),
+        )
+        splits = {name: form.read(split) for name, split in splits.items()}
+    if saved is None:
+        gaps = find_numbers_with_gaps(train[column])
+        splits = {name: without_labels(split, column, gaps, name) for name, split in splits.items()}
+    return dict(splits)
+
+
+def _merge_labels(
+    splits: Mapping[str, Dataset], columns: Sequence[str], saved: Saved | None
+) -> dict[str, Dataset]:
+    """Return the splits with one spelling of each class: that of a saved one, or the usual one."""
+    if saved:
+        labels: Sequence[Label] = saved.labels
+    else:
+        labels = read_labels(splits["train"], columns)
+    spellings = find_spellings(chain.from_iterable(map(classes_of, labels)))
+    merged = {}
+    for name, split in splits.items():
+        merged[name] = with_one_spelling(split, columns[0], spellings)
+    return merged
+
+
+def _rows_to_use(splits: Mapping[str, Dataset], columns: _Columns) -> dict[str, Dataset]:
     """Return the rows that have a label and, to train on, text; check the columns of all splits."""
     usable = {}
     for name, split in splits.items():
         split = with_strings(split, columns.texts)
-        if separator and len(columns.labels) == 1 and columns.labels[0] in split.column_names:
-            split = split_labels(split, columns.labels[0], separator)
         is_labeled = name != "test" or has_labels(split, columns.labels)
         if is_labeled:
             check_columns(split, name, columns.texts, columns.labels)

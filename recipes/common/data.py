@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from common.edge import RecipeError, log
 from common.run import WHERE
 from houlsby_peft import AdapterError
-from houlsby_peft.tables import check_number_of_texts, match_column
+from houlsby_peft.tables import check_number_of_texts, is_title, match_column
 from houlsby_peft.tables import find_text_columns as find_usual_columns
 
 
@@ -53,30 +53,33 @@ def find_text_columns(
     """Return the columns of a text or a pair of texts.
 
     They are those named on the command line, else those recorded if the data have all of them. Else
-    they are found by their usual names. Without those, the column with the longest texts is used.
+    they are found by their usual names. Without those, the column with the longest texts is used,
+    as it is in place of a title.
     """
+    longest = None if named or recorded else _find_longest(data)
     try:
         # As `houlsby-peft predict` finds them.
         text_columns = tuple(find_usual_columns(columns_of(data), named, recorded=recorded))
     except AdapterError:
-        longest = _find_longest(data)
-        if named or recorded or longest is None:
+        if longest is None:
             raise
         log(f"no column has a usual name for text; {longest!r} has the longest")
+        text_columns = (longest,)
+    if longest is not None and len(text_columns) == 1 and is_title(text_columns[0]):
         text_columns = (longest,)
     check_number_of_texts(text_columns, recorded, "--text_columns", "This adapter")
     return text_columns
 
 
 def _find_longest(data: Dataset) -> str | None:
-    """Return the column with the longest values, or None if they are too short to be texts."""
-    if not len(data):
-        return None
+    """Return the column with the longest values that differ, or None if they are no texts."""
     first_rows, widths = data[:100], {}
     for name in columns_of(data):
-        widths[name] = fmean(len(str(value)) for value in first_rows[name])
-    longest = max(widths, key=widths.__getitem__)
-    if widths[longest] < _WIDTH_OF_TEXT:
+        values = list(map(str, first_rows[name]))
+        if len(set(values)) > len(values) / 2:
+            widths[name] = fmean(map(len, values))
+    longest = max(widths, key=widths.__getitem__, default=None)
+    if longest is None or widths[longest] < _WIDTH_OF_TEXT:
         return None
     return longest
 

@@ -10,23 +10,15 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from datasets import ClassLabel, Dataset, List, Value
+from datasets import ClassLabel, Dataset, Value
 
 from common.data import columns_of, keep_rows, locate, rows_of
 from common.edge import RecipeError
-from houlsby_peft.tables import match_column
+from houlsby_peft.tables import LABEL_COLUMNS, match_column
 
 
 Label = str | tuple[str, ...]
 
-# Usual names, in lower case; the first that a data set has is used.
-LABEL_COLUMNS = (
-    "label", "labels", "class", "category", "categories", "target", "tag", "tags", "topic",
-    "sentiment", "intent", "emotion", "score", "rating", "stars",
-    "kategorie", "klasse", "thema", "abteilung", "stimmung", "bewertung",
-    "etiqueta", "categoria", "categoría", "clase", "tema", "sentimiento",
-    "étiquette", "catégorie", "classe", "sujet", "etichetta", "rótulo", "categorie",
-)  # fmt: skip
 FEW_VALUES = 20  # of a column that may be the label without a usual name
 
 
@@ -106,9 +98,10 @@ def rows_with_label(data: Dataset, columns: Sequence[str], name: str) -> Dataset
     rows = []
     labels = _read_optional_labels(data, columns)
     for row, (label, values) in enumerate(zip(labels, rows_of(data, columns), strict=True)):
-        # Of several columns, what is neither 0 nor 1 is a mistake, which read_labels reports.
-        is_mistake = len(columns) > 1 and any(value not in (None, "") for value in values)
-        if label is not None or is_mistake:
+        # Of several columns, -1 and no value stand for "not judged". What else is neither 0 nor 1
+        # is a mistake, which read_labels reports.
+        is_judged = not any(value in (None, "", "-1", -1) for value in values)
+        if label is not None or (len(columns) > 1 and is_judged):
             rows.append(row)
     if not rows:
         raise RecipeError(
@@ -126,15 +119,6 @@ def has_labels(data: Dataset, columns: Sequence[str]) -> bool:
                 if value not in (None, "", -1):
                     return True
     return False
-
-
-def split_labels(data: Dataset, column: str, separator: str) -> Dataset:
-    """Replace texts with several labels by lists of labels; an empty text has none."""
-    lists = []
-    for value in data[column]:
-        parts = map(str.strip, str(value or "").split(separator))
-        lists.append(list(filter(None, parts)))
-    return data.remove_columns(column).add_column(column, lists, feature=List(Value("string")))
 
 
 def _read_optional_labels(data: Dataset, columns: Sequence[str]) -> list[Label | None]:

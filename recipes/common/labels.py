@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, List, Value
 
-from common.data import locate
+from common.data import keep_rows, locate
 from common.edge import RecipeError
 from common.label_reading import (
     Label,
@@ -29,6 +30,16 @@ MULTI = "multi_label_classification"
 SHOWN = 20  # classes in a message
 
 
+class _Numbers(dict[Label, int]):
+    """Numbers of classes that are numbers themselves, found by the value of their names."""
+
+    def __missing__(self, label: Label) -> int:
+        for name, number in self.items():
+            if read_number(name) == read_number(label):
+                return number
+        raise KeyError(label)
+
+
 @dataclass(frozen=True)
 class Labels:
     """What a task predicts.
@@ -46,21 +57,24 @@ class Labels:
     def encode(self, data: Dataset, name: str) -> Dataset:
         """Replace the labels of the split `name` by the column `label`.
 
-        It holds class numbers, scores, or a list with 0 or 1 for each class.
+        It holds class numbers, scores, or a list with 0 or 1 for each class. Rows with a class that
+        no training example has are left out, unless they are the most.
         """
-        numbers: dict[Label, int] = {
-            class_name: number for number, class_name in enumerate(self.names)
-        }
-        values = []
+        rows, values, unknown = [], [], {}
         for row, label in enumerate(read_labels(data, self.columns, name)):
             try:
-                values.append(self._encode_label(label, numbers))
+                values.append(self._encode_label(label))
+                rows.append(row)
             except KeyError as error:
-                raise RecipeError(
-                    f"{name}: a label must be {self._describe()}; {locate(data, row)} has "
-                    f"{error.args[0]!r}. Correct it, leave the row out, or give another "
-                    "--problem_type."
-                ) from error
+                unknown[row] = error.args[0]
+        if unknown and (self.problem_type == REGRESSION or len(unknown) > len(rows)):
+            row, label = next(iter(unknown.items()))
+            raise RecipeError(
+                f"{name}: a label must be {self._describe()}; {locate(data, row)} has {label!r}. "
+                "Correct it, leave the row out, or give another --problem_type."
+            )
+        classes = ", ".join(map(repr, dict.fromkeys(unknown.values())))
+        data = keep_rows(data, rows, name, f"with a class that no training example has ({classes})")
         types = {
             SINGLE: Value("int64"),
             REGRESSION: Value("float32"),
@@ -78,7 +92,7 @@ class Labels:
             return [self.names[number] for number in values]
         return ["; ".join(compress(self.names, flags)) for flags in values]
 
-    def _encode_label(self, label: Label, numbers: Mapping[Label, int]) -> Any:
+    def _encode_label(self, label: Label) -> Any:
         """Return the number, the score or the flags of a label; without one, raise KeyError."""
         if self.problem_type == REGRESSION:
             score = read_number(label)
@@ -86,13 +100,17 @@ class Labels:
                 raise KeyError(label)
             return score
         if self.problem_type == SINGLE:
-            return numbers[label]
-        if isinstance(label, str):
-            raise KeyError(label)
+            return self._numbers[label]
         flags = [0.0] * len(self.names)
-        for class_name in label:
-            flags[numbers[class_name]] = 1.0
+        for class_name in classes_of(label):
+            flags[self._numbers[class_name]] = 1.0
         return flags
+
+    @cached_property
+    def _numbers(self) -> Mapping[Label, int]:
+        """The number of each class; of classes that are numbers, 1.0 is the same as 1."""
+        numbers: dict[Label, int] = {name: number for number, name in enumerate(self.names)}
+        return _Numbers(numbers) if are_numbers(self.names) else numbers
 
     def _describe(self) -> str:
         """Return what a label must be."""

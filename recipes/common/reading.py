@@ -3,21 +3,30 @@
 The column WHERE of each split says where a row is in the user's file, such as "line 12".
 """
 
+import json
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset, disable_progress_bars, load_dataset
+from datasets import Dataset, concatenate_datasets, disable_progress_bars, load_dataset
 from pyarrow.parquet import read_table
 from transformers import TrainingArguments
 
 from common.arguments import DataArguments
 from common.edge import RecipeError, log, looks_like_a_path
+from common.exports import read_export
 from common.run import WHERE
-from houlsby_peft.tables import TableReader, find_encoding
+from houlsby_peft.tables import (
+    OTHER_NAMES,
+    TableReader,
+    find_format,
+    open_content,
+    read_text,
+    without_compression,
+)
 
 
 # The splits, and the names of their files.
@@ -38,7 +47,7 @@ def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str
         splits = {}
         files = files_of(arguments)
         for split, path in files.items():
-            splits[split] = read_file(path, arguments.encoding)
+            splits[split] = read_file(path, arguments.encoding, arguments.has_header)
         _report_unused(Path(arguments.data).expanduser(), files)
         if "train" in splits:
             return splits
@@ -49,11 +58,11 @@ def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str
 
 def _report_unused(folder: Path, files: Mapping[str, Path]) -> None:
     """Log which files in a folder of data are not read, as no split has their names."""
-    if not folder.is_dir():
+    if not folder.is_dir() or folder in files.values():
         return
     unused = []
     for file in sorted(folder.iterdir()):
-        if file.suffix.lower() in READERS and file not in files.values():
+        if _has_reader(file) and file not in files.values():
             unused.append(file.name)
     if unused:
         more = ", ..." * (len(unused) > _LISTED)
@@ -67,6 +76,8 @@ def files_of(arguments: DataArguments) -> dict[str, Path]:
     for split, name in (("validation", arguments.validation_file), ("test", arguments.test_file)):
         if name is not None:
             files[split] = Path(name).expanduser()
+    if path.is_dir() and "train" not in files:
+        files = {**_find_unnamed(path, files), **files}
     return files
 
 
@@ -81,18 +92,48 @@ def find_splits(folder: Path) -> dict[str, Path]:
 
 
 def find_split(folder: Path, split: str) -> Path | None:
-    """Return the file of a split in a folder, such as train.csv or Train.CSV, or None.
+    """Return the file or folder of a split in a folder, such as train.csv or Train.CSV, or None.
 
-    Of several files, the one whose extension comes first in READERS is used.
+    Of several files, the one whose extension comes first in READERS is used. A folder comes last.
     """
     if not folder.is_dir():
         return None
-    files = {file.name.lower(): file for file in sorted(folder.iterdir())}
+    paths = sorted(folder.iterdir())
+    files = {without_compression(path).name.lower(): path for path in paths}
     for name in SPLITS.get(split, (split,)):
-        for extension in READERS:
-            if f"{name}{extension}" in files:
-                return files[f"{name}{extension}"]
+        for extension in (*READERS, ""):
+            path = files.get(f"{name}{extension}")
+            if path is not None and path.is_dir() == (extension == ""):
+                return path
     return None
+
+
+def _find_unnamed(folder: Path, files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return what a folder without a file called train has to train on.
+
+    It is the only file without the name of a split, or else the folder, if its files are all of one
+    format, or if it has a folder of texts for each class.
+    """
+    unnamed = [path for path in _files_in(folder) if path not in files.values()]
+    if len(unnamed) == 1:
+        return {"train": unnamed[0]}
+    formats = {without_compression(path).suffix.lower() for path in unnamed}
+    if not files and (len(formats) == 1 or _texts_by_class(folder)):
+        return {"train": folder}
+    return {}
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and _has_reader(path)]
+
+
+def _has_reader(path: Path) -> bool:
+    return without_compression(path).suffix.lower() in READERS
+
+
+def _texts_by_class(folder: Path) -> list[Path]:
+    """Return the texts in a folder that has a folder for each class: `billing/1.txt`."""
+    return sorted(folder.glob("*/*.txt"))
 
 
 def read_split(folder: Path, split: str, encoding: str | None = None) -> Dataset:
@@ -103,20 +144,42 @@ def read_split(folder: Path, split: str, encoding: str | None = None) -> Dataset
     return read_file(path, encoding)
 
 
-def read_file(path: Path, encoding: str | None = None) -> Dataset:
-    """Read a file by its extension, one of READERS."""
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise RecipeError(
-            f"{path} must end in one of {', '.join(READERS)}. Convert it, a spreadsheet to .csv."
-        )
-    try:
-        data = reader(path, encoding)
-    except pa.ArrowException as error:
-        raise RecipeError(f"{path}: {error}. Write all values of a column alike.") from error
+def read_file(path: Path, encoding: str | None = None, has_header: bool | None = None) -> Dataset:
+    """Read a file by its content or its extension, one of READERS, or all files of a folder."""
+    if path.is_dir():
+        return _read_folder(path, encoding, has_header)
+    suffix = without_compression(path).suffix.lower()
+    if suffix in _OTHER_READERS:
+        data = _OTHER_READERS[suffix](path, encoding)
+    elif suffix in READERS:
+        data = _read_table(path, encoding, has_header)
+    else:
+        raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it.")
     if not len(data):
         raise RecipeError(f"{path} has no rows. Give a file with some.")
     return data
+
+
+def _read_folder(folder: Path, encoding: str | None, has_header: bool | None) -> Dataset:
+    """Read the texts of classes, which have a folder each, or all files of a folder as one."""
+    texts = _texts_by_class(folder)
+    if texts:
+        rows = []
+        for path in texts:
+            text = read_text(path, encoding)
+            rows.append({"text": text, "label": path.parent.name, WHERE: f"file {path}"})
+        classes = sorted({path.parent.name for path in texts})
+        log(f"{folder}: {len(rows):,} texts in folders of classes: {', '.join(classes[:_LISTED])}")
+        return Dataset.from_list(rows)
+    parts = []
+    for path in _files_in(folder):
+        part = read_file(path, encoding, has_header)
+        places = [f"{path.name} {place}" for place in part[WHERE]]
+        parts.append(part.remove_columns(WHERE).add_column(WHERE, places))
+    if not parts:
+        raise _no_split(folder, "train")
+    log(f"{folder}: {len(parts)} files are read as one")
+    return concatenate_datasets(parts)
 
 
 def _no_split(folder: Path, split: str) -> RecipeError:
@@ -138,34 +201,56 @@ def _number_rows(data: Dataset) -> Dataset:
     return data.add_column(WHERE, [f"row {row}" for row in range(len(data))])
 
 
-def _read_parquet(path: Path, encoding: str | None) -> Dataset:
-    # The file may declare the names of classes, which Dataset reads.
-    return _number_rows(Dataset(read_table(path)))
-
-
-def _read_table(path: Path, encoding: str | None) -> Dataset:
-    """Read separated values, or a JSON object per line, without columns that have no name."""
-    table = TableReader(path, encoding)
-    columns: dict[str, list[Any]] = defaultdict(list)
-    for line, row in table.rows():
-        for name in table.columns:
-            if name:
-                columns[name].append(row.get(name))
-        columns[WHERE].append(f"line {line}")
+def _read_table(path: Path, encoding: str | None, has_header: bool | None) -> Dataset:
+    """Read a table, or the export of an annotation tool, without columns that have no name."""
+    if find_format(path) == ".parquet":
+        # The file may declare the names of classes, which Dataset reads.
+        with open_content(path) as file:
+            return _number_rows(Dataset(read_table(file)))
+    table = TableReader(path, encoding, has_header)
     _log_format(table, is_guessed=encoding is None)
+    rows = []
+    for number, row in table.rows():
+        row.pop("", None)
+        rows.append({**row, WHERE: f"{table.unit} {number}"})
+    export = read_export(rows)
+    if export is not None:
+        tool, rows = export
+        log(f"{path}: an export of {tool}, with {len(rows):,} examples")
+    return _make_data(rows)
+
+
+def _make_data(rows: Sequence[Mapping[str, Any]]) -> Dataset:
+    """Return rows as a data set, in which a row may lack a column."""
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        columns[name] = _as_array([row.get(name) for row in rows])
     return Dataset(pa.table(columns))
+
+
+def _as_array(values: Sequence[Any]) -> pa.Array:
+    """Return the values of a column; as texts if they are not alike, as JSON allows."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        texts = []
+        for value in values:
+            is_text = value is None or isinstance(value, str)
+            texts.append(value if is_text else json.dumps(value, ensure_ascii=False))
+        return pa.array(texts)
 
 
 def _log_format(table: TableReader, is_guessed: bool) -> None:
     """Log how a table was read, so that a wrong guess is seen."""
-    encoding = table.encoding.removesuffix("-sig").replace("utf", "UTF")
     message = f"{table.path}: {table.count:,} rows"
-    if table.format != ".jsonl":
+    if table.format in (".csv", ".tsv"):
         message += f", separator {table.separator!r}"
-    message += f", encoding {encoding}"
-    if is_guessed and not encoding.startswith("UTF"):
-        message += " (if letters look wrong, name another with --encoding)"
-    log(message)
+    if table.format in (".csv", ".tsv", ".jsonl", ".json"):
+        encoding = table.encoding.removesuffix("-sig").replace("utf", "UTF")
+        message += f", encoding {encoding}"
+        if is_guessed and not encoding.startswith("UTF"):
+            message += " (if letters look wrong, name another with --encoding)"
+    log("\nnote: ".join([message, *table.notes]))
 
 
 def _read_texts(path: Path, encoding: str | None) -> Dataset:
@@ -205,15 +290,17 @@ def _read_conll(path: Path, encoding: str | None) -> Dataset:
 
 def _lines_of(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Return the lines of a text file with their numbers, from 1 on."""
-    text = path.read_text(encoding or find_encoding(path))
-    return enumerate(text.split("\n"), start=1)
+    return enumerate(read_text(path, encoding).split("\n"), start=1)
 
 
-READERS: dict[str, Callable[[Path, str | None], Dataset]] = {
-    ".parquet": _read_parquet,
-    ".csv": _read_table,
-    ".tsv": _read_table,
-    ".jsonl": _read_table,
+# By extension, what reads files that are no tables.
+_OTHER_READERS: dict[str, Callable[[Path, str | None], Dataset]] = {
     ".txt": _read_texts,
     ".conll": _read_conll,
+    ".conllu": _read_conll,
 }
+# The extensions of the files that are read, in the order in which they are preferred.
+READERS = (
+    ".parquet", ".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xlsm", ".xls", ".ods",
+    *OTHER_NAMES, *_OTHER_READERS,
+)  # fmt: skip

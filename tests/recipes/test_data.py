@@ -70,9 +70,11 @@ class TestFiles:
         [
             ("a.csv", 'text,label\na,1\n"b,2\nc,1\n', "line 3"),
             ("a.csv", "text,label\n", "no rows"),
-            ("a.jsonl", '{"text": "a"}\n{"text": 1}\n', "all values of a column alike"),
+            ("a.csv", 'text,label\n"a "b" c",1\n', "line 2: its quotation marks do not match"),
+            ("a.json", '{"text": "a"}', "must hold a list of objects"),
             ("a.conll", "Ada B-PER\nvisits\n", "line 2 must have a word and a tag, got 'visits'"),
-            ("a.xlsx", "PK", r"must end in one of \.parquet"),
+            ("a.xlsx", "PK", "is no spreadsheet that can be read"),
+            ("a.docx", "PK", r"must end in one of \.parquet"),
         ],
     )
     def test_broken_files(self, tmp_path, name, content, message):
@@ -99,8 +101,8 @@ class TestFiles:
             "train": other,
             "validation": other,
         }
-        write(tmp_path / "b" / "other.csv", text=["c"])
-        with pytest.raises(RecipeError, match=r"has no split 'train': .*found other\.csv"):
+        write(tmp_path / "b" / "dev.csv", text=["c"])
+        with pytest.raises(RecipeError, match=r"has no split 'train': .*found dev\.csv"):
             load(tmp_path / "b")
 
     def test_data_on_the_hub_without_a_split_to_train_on(self, monkeypatch):
@@ -240,9 +242,9 @@ class TestLabels:
             text=["", "two\nlines", "c", "d", "e"],
             label=["a", "a", "", "b", "b"],
         )
-        write(tmp_path / "validation.csv", text=["x\ny", "", "z"], label=["a", "", "c"])
+        write(tmp_path / "validation.csv", text=["x\ny", "", "z"], label=["d", "", "c"])
         with pytest.raises(
-            RecipeError, match=r"validation: a label must be one of the 2 classes.*line 5 has 'c'"
+            RecipeError, match=r"validation: a label must be one of the 2 classes.*line 2 has 'd'"
         ):
             load(tmp_path)
 
@@ -276,8 +278,11 @@ class TestLabels:
         ("labels", "note"),
         [
             (["1", "2"], "numbers as classes; for a score, give --problem_type regression"),
-            (["a|b", "b|c"], "several labels in one text?"),
-            (["Billing", "billing"], "note: 'Billing' and 'billing' are separate classes"),
+            (["a|b", "b|c"], "several labels in one text? Give --label_separator '|'"),
+            (
+                ["Billing", "billing"],
+                "'billing' are separate classes; if they are one, give --merge",
+            ),
             (["my  plan", "My plan"], "note: 'My plan' and 'my  plan' are separate classes"),
         ],
     )
