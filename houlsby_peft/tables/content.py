@@ -34,6 +34,12 @@ _SIGNATURES = {b"PAR1": ".parquet", b"\xd0\xcf\x11\xe0": ".xls"}
 _SHEETS = {"xl/workbook.xml": ".xlsx", "xl/workbook.bin": ".xlsb", "content.xml": ".ods"}
 # Other extensions of these formats.
 OTHER_NAMES = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".tab": ".tsv", ".pq": ".parquet"}
+# The usual encodings of files that are not UTF-8, for Latin letters, Cyrillic, Greek, Hebrew,
+# Arabic, Thai, Chinese, Japanese and Korean.
+_ENCODINGS = (
+    *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp874"),
+    *("gb18030", "big5", "cp932", "euc_jp", "cp949"),
+)
 # Bytes from which an encoding is guessed.
 _SAMPLED = 200_000
 
@@ -122,12 +128,10 @@ def read_text(path: Path, encoding: str | None = None) -> str:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise AdapterError(f"{path}, line {line}: {explain_encoding(encoding)}") from error
-
-
-def explain_encoding(encoding: str) -> str:
-    """Return what to do about a byte that an encoding does not have."""
-    return f"it is not {encoding}. Name the encoding of the file with --encoding."
+        raise AdapterError(
+            f"{path}, line {line}: it is not {encoding}. Name the encoding of the file with "
+            "--encoding."
+        ) from error
 
 
 def find_encoding(path: Path) -> str:
@@ -176,7 +180,7 @@ def _find_mark(start: bytes) -> str | None:
 def _guess_encoding(start: bytes) -> str:
     from charset_normalizer import from_bytes
 
-    guess = from_bytes(start).best()
+    guess = from_bytes(start, cp_isolation=list(_ENCODINGS)).best()
     if guess is None or _most_common_alphabet(str(guess)) == "LATIN":
         return "cp1252"
     return guess.encoding

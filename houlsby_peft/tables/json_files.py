@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AdapterError, shortened
-from .content import explain_encoding, open_content, read_text
+from .content import open_content, read_text
 
 
 NumberedRow = tuple[int, dict[str, Any]]
@@ -24,8 +24,9 @@ def read_json_lines(path: Path, encoding: str) -> Iterator[NumberedRow]:
             for number, text in enumerate(file, start=1):
                 if text.strip():
                     yield number, _object(json.loads(text))
-    except UnicodeDecodeError as error:
-        raise AdapterError(f"{path}, line {number + 1}: {explain_encoding(encoding)}") from error
+    except UnicodeDecodeError:
+        read_text(path, encoding)  # which names the line
+        raise
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path}, line {number}: {shortened(str(error))}.") from error
 

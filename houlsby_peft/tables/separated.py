@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AdapterError, shortened
-from .content import explain_encoding, open_content
+from .content import open_content, read_text
 
 
 # What stands in a record, with the number of its line.
@@ -59,8 +59,8 @@ class SeparatedFile:
             self._note_long_records()
 
     def _has_escaped_quotes(self) -> bool:
-        with self._open() as file:
-            return any('\\"' in line for line in file)
+        with open_content(self.path) as file:
+            return any(b'\\"' in line for line in file)
 
     def _note_long_records(self) -> None:
         """Note records of several lines, each of which looks like a record of its own."""
@@ -99,10 +99,9 @@ class SeparatedFile:
                     if fields:  # an empty line has none
                         yield line, reader.line_num, fields, text
                     line, text = reader.line_num + 1, ""
-            except UnicodeDecodeError as error:
-                raise AdapterError(
-                    f"{self.path}, line {line}: {explain_encoding(self.encoding)}"
-                ) from error
+            except UnicodeDecodeError:
+                read_text(self.path, self.encoding)  # which names the line
+                raise
             except csv.Error as error:
                 raise AdapterError(
                     f"{self.path}, line {line}: its quotation marks do not match "

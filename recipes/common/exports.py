@@ -138,7 +138,8 @@ def _read_doccano_spans(row: Row) -> list[Row]:
 
 def _doccano_spans(row: Row) -> list[Span]:
     spans = []
-    for part in row.get("entities") or row.get("labels") or row.get("label") or []:
+    parts = row.get("entities") or row.get("labels") or row.get("label")
+    for part in parts if isinstance(parts, list) else []:
         if isinstance(part, Mapping) and "start_offset" in part:
             labels = [part["label"]]
             spans += _spans_of({"start": part["start_offset"], "end": part["end_offset"]}, labels)

@@ -1,0 +1,388 @@
+"""Training files as people have them: exports, spreadsheets, odd encodings, labels and headers.
+
+Each case is a small file; what is read from it and what the log says of it are compared.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from python_calamine import CalamineWorkbook
+
+from common.arguments import RecipeTrainingArguments
+from common.classification import ClassificationArguments, load_task
+from common.edge import RecipeError
+from common.labels import MULTI, REGRESSION, SINGLE
+from common.reading import read_file
+from houlsby_peft import AdapterError
+from houlsby_peft.tables import TableReader, TableWriter
+
+
+TEXTS = [f"Text number {number} about a parcel, or a bill." for number in range(20)]
+
+
+def load(path: Path, **options: object):
+    arguments = ClassificationArguments(data=str(path), **options)
+    return load_task(arguments, RecipeTrainingArguments(use_cpu=True))
+
+
+def labels_of(task) -> list[str]:
+    """The labels of the training and validation examples, in the order of their texts."""
+    rows = []
+    for split in ("train", "validation"):
+        data = task.splits[split]
+        texts = list(zip(*(data[name] for name in task.text_columns), strict=True))
+        rows += zip(texts, task.kind.decode(data["label"]), strict=True)
+    return [label for _, label in sorted(rows)]
+
+
+def write_csv(
+    folder: Path, labels: list[object], name: str = "data.csv", **options: object
+) -> Path:
+    texts = sorted(TEXTS)[: len(labels)]
+    pd.DataFrame({"text": texts, "label": labels}).to_csv(folder / name, index=False, **options)
+    return folder / name
+
+
+def write_jsonl(path: Path, rows: list[object]) -> Path:
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    return path
+
+
+class TestLabels:
+    @pytest.mark.parametrize(
+        ("labels", "problem_type", "names", "said"),
+        [
+            (["['billing', 'angry']", "['billing']"] * 10, MULTI, "angry billing", "lists"),
+            (['["a"]', '["b", "a"]'] * 10, MULTI, "a b", "lists of labels"),
+            (['{"choices": ["a", "b"]}', "b", "a"] * 6, MULTI, "a b", "lists of labels"),
+            (["billing, angry", "billing", "angry"] * 6, MULTI, "angry billing", "by ','"),
+            (["a;b", "b", "a"] * 6, MULTI, "a b", "separated by ';'"),
+            (["a|b", "b", "a|c", "c", "a"] * 4, MULTI, "a b c", "separated by '|'"),
+            (["Health, Beauty", "Toys"] * 10, SINGLE, "Health, Beauty|Toys", ""),
+            (["[1, 1, 0]", "[0, 0, 1]"] * 10, MULTI, "class_0 class_1 class_2", "--class_names"),
+            (["3.5", "4", "n/a", "2.5", "5"] * 4, REGRESSION, "label", "(n/a) left out"),
+            (["1", "2", "n/a", "2"] * 5, SINGLE, "1 2", "left out"),
+            (["1", "1.0", "2", "2"] * 5, SINGLE, "1|1.0|2", ""),
+        ],
+    )
+    def test_several_in_a_cell_and_marks(self, labels, problem_type, names, said, tmp_path, capsys):
+        task = load(write_csv(tmp_path, labels))
+        assert task.kind.problem_type == problem_type
+        separator = "|" if "|" in names else None
+        if "," not in names or separator:
+            assert list(task.kind.names) == names.split(separator)
+        assert said in capsys.readouterr().out
+
+    def test_which_classes_a_list_has(self, tmp_path):
+        task = load(write_csv(tmp_path, ["[1, 0]", "[1, 1]", "[0, 0]"] * 5), class_names=["x", "y"])
+        assert labels_of(task) == ["x", "x; y", ""] * 5
+        rows = [{"text": text, "labels": [1, 0, 1]} for text in TEXTS]
+        rows[0]["labels"] = [0, 1, 0]
+        task = load(write_jsonl(tmp_path / "a.jsonl", rows))
+        assert task.kind.names == ("class_0", "class_1", "class_2")
+        assert sorted(set(labels_of(task))) == ["class_0; class_2", "class_1"]
+
+    def test_spellings_are_said_and_merged_on_request(self, tmp_path, capsys):
+        path = write_csv(tmp_path, ["billing", "Billing ", "billing", "other"] * 5)
+        assert load(path).kind.names == ("Billing", "billing", "other")
+        assert "give --merge_labels" in capsys.readouterr().out
+        assert load(path, merge_labels=True).kind.names == ("billing", "other")
+
+    def test_files_with_other_forms_of_a_number(self, tmp_path, capsys):
+        write_csv(tmp_path, ["1", "2"] * 8, "train.csv")
+        write_csv(tmp_path, ["1.0", "2.0", "3.0"], "validation.csv")
+        task = load(tmp_path, keep_repeated=True)
+        assert task.splits["validation"]["label"] == [0, 1]
+        assert "1 row with a class that no training example has ('3.0')" in capsys.readouterr().out
+
+    def test_flags_that_were_not_judged(self, tmp_path, capsys):
+        rows = {"text": TEXTS, "toxic": [1, 0, -1, 0] * 5, "spam": [0, 1, 0, ""] * 5}
+        pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+        task = load(tmp_path / "a.csv", label_columns=["toxic", "spam"])
+        assert sorted(set(labels_of(task))) == ["spam", "toxic"]
+        assert "10 rows without a label" in capsys.readouterr().out
+
+    def test_names_beside_numbers(self, tmp_path):
+        rows = [
+            {"text": text, "label": number % 2, "label_text": ["no", "yes"][number % 2]}
+            for number, text in enumerate(TEXTS)
+        ]
+        assert load(write_jsonl(tmp_path / "a.jsonl", rows)).kind.names == ("no", "yes")
+
+
+class TestColumns:
+    @pytest.mark.parametrize(
+        ("columns", "texts"),
+        [
+            (("text_a", "text_b"), ("text_a", "text_b")),
+            (("question", "answer"), ("question", "answer")),
+            (("sentence_A", "sentence_B"), ("sentence_A", "sentence_B")),
+            (("Title", "Review Text"), ("Review Text",)),
+            (("Subject", "id"), ("Subject",)),
+        ],
+    )
+    def test_texts(self, columns, texts, tmp_path, capsys):
+        first, second = columns
+        rows = {
+            first: [f"A title of {number}" for number in range(20)],
+            second: range(20) if second == "id" else TEXTS,
+            "label": ["x", "y"] * 10,
+        }
+        pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+        assert load(tmp_path / "a.csv").text_columns == texts
+        assert f"texts: {', '.join(texts)};" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("line", ["{},billing", "billing,{}", "7,{},billing"])
+    def test_no_header(self, line, tmp_path, capsys):
+        lines = [line.format(f'"{text}"').replace("7", str(n)) for n, text in enumerate(TEXTS)]
+        lines = [text.replace("billing", "ab"[n % 2]) for n, text in enumerate(lines)]
+        (tmp_path / "a.csv").write_text("\n".join(lines))
+        task = load(tmp_path / "a.csv")
+        assert len(labels_of(task)) == 20
+        assert task.kind.names == ("a", "b")
+        assert "no header: the first row is" in capsys.readouterr().out
+        assert TableReader(tmp_path / "a.csv", has_header=True).count == 19
+
+    def test_a_short_file_without_a_header(self, tmp_path):
+        (tmp_path / "a.csv").write_text("It is late,x\nIt is wrong,y\n")
+        assert read_file(tmp_path / "a.csv", has_header=False)["column_2"][:] == ["x", "y"]
+
+    def test_a_header_again_and_a_name_twice(self, tmp_path, capsys):
+        (tmp_path / "a.csv").write_text("text,label,label\na,x,1\ntext,label,label\nb,y,2\n")
+        data = read_file(tmp_path / "a.csv")
+        assert data["label"][:] == ["x", "y"]
+        assert data["label_2"][:] == ["1", "2"]
+        output = capsys.readouterr().out
+        assert "line 3 repeats the header and is left out" in output
+        assert "a second column 'label' is called 'label_2'" in output
+
+    def test_what_is_not_used_may_be_anything(self, tmp_path):
+        rows = [{"text": text, "label": "xy"[n % 2], "n": n} for n, text in enumerate(TEXTS)]
+        rows[3] |= {"n": {"a": [1]}, "text": None}
+        rows[4] |= {"n": "text", "more": 2**70, "text": 12}
+        task = load(write_jsonl(tmp_path / "a.jsonl", rows))
+        assert len(labels_of(task)) == 19
+        assert "12" in {*task.splits["train"]["text"], *task.splits["validation"]["text"]}
+
+
+def sheet(path: Path, rows: list[dict[str, object]]) -> Path:
+    pd.DataFrame(rows).to_csv(path.with_suffix(".csv"), index=False)
+    with TableWriter(path, TableReader(path.with_suffix(".csv")), []) as writer:
+        writer.write(rows)
+    return path
+
+
+ROWS = [{"text": "Größe 12, falsch", "label": "a"}, {"text": "=1+2 für 3 €", "label": "b"}]
+
+
+class TestFormats:
+    def read(self, path: Path) -> list[dict[str, object]]:
+        return read_file(path).select_columns(["text", "label"]).to_list()
+
+    def test_a_spreadsheet(self, tmp_path):
+        path = sheet(tmp_path / "a.xlsx", ROWS)
+        assert self.read(path) == ROWS
+        assert CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0).to_python()[2] == [
+            "=1+2 für 3 €", "b"
+        ]  # fmt: skip
+        path.rename(tmp_path / "b.csv")
+        assert self.read(tmp_path / "b.csv") == ROWS
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            ROWS,
+            {"data": ROWS, "version": 1},
+            {"text": {"0": ROWS[0]["text"], "1": ROWS[1]["text"]}, "label": ["a", "b"]},
+            {"columns": ["text", "label"], "data": [list(row.values()) for row in ROWS]},
+        ],
+    )
+    def test_json(self, content, tmp_path):
+        (tmp_path / "a.json").write_text(json.dumps(content, indent=1))
+        assert self.read(tmp_path / "a.json") == ROWS
+
+    @pytest.mark.parametrize("name", ["a.json", "a.ndjson", "a.jsonl"])
+    def test_an_object_per_line(self, name, tmp_path):
+        assert self.read(write_jsonl(tmp_path / name, ROWS)) == ROWS
+
+    @pytest.mark.parametrize("name", ["a.csv.gz", "a.csv"])
+    def test_compressed(self, name, tmp_path):
+        text = pd.DataFrame(ROWS).to_csv(index=False)
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+        assert self.read(tmp_path / name) == ROWS
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("inner/data.csv", text)
+            archive.writestr("__MACOSX/data.csv", "")
+        assert self.read(tmp_path / name) == ROWS
+        with zipfile.ZipFile(tmp_path / name, "a") as archive:
+            archive.writestr("other.csv", text)
+        with pytest.raises(
+            AdapterError, match=r"must hold one file, it holds inner/data\.csv, oth"
+        ):
+            read_file(tmp_path / name)
+
+    @pytest.mark.parametrize(
+        ("encoding", "text"),
+        [
+            ("utf-16", "Größe"),
+            ("utf-16-le", "Größe"),
+            ("cp1252", "Die Größe ist für 3 €"),
+            ("gbk", "这个产品很好用我非常喜欢这个产品"),
+            (
+                "shift_jis",
+                "請求書が届きません。確認してください\n商品が壊れていましたので返品します",
+            ),
+            ("cp1251", "Счёт неправильный, проверьте пожалуйста"),
+        ],
+    )
+    def test_encodings(self, encoding, text, tmp_path):
+        (tmp_path / "a.csv").write_bytes(f'text,label\n"{text}",a\nb,c\n'.encode(encoding))
+        assert read_file(tmp_path / "a.csv")["text"][0] == text
+
+    def test_an_encoding_that_does_not_fit(self, tmp_path):
+        (tmp_path / "a.csv").write_bytes(b"text,label\na,b\n\xff\x81,c\n")
+        with pytest.raises(AdapterError, match="Name the encoding of the file with --encoding"):
+            read_file(tmp_path / "a.csv", "cp1252")
+
+    @pytest.mark.parametrize(
+        ("rows", "expected", "said"),
+        [
+            ('"He said \\"hi\\", twice",a\nb,b', 'He said "hi", twice', ""),
+            ('"one\nline",a\nb,b', "one\nline", ""),
+            ('"x" y,a', None, "line 2: its quotation marks do not match"),
+            ('"a,b\nc,d', None, "line 2: its quotation marks do not match"),
+            ('"lone,a\nb,b\nc",b\n', "lone,a\nb,b\nc", "lines 2 to 4 are one row, as quotation"),
+        ],
+    )
+    def test_quotation_marks(self, rows, expected, said, tmp_path, capsys):
+        (tmp_path / "a.csv").write_text(f"text,label\n{rows}\n")
+        if expected is None:
+            with pytest.raises(AdapterError, match=said):
+                read_file(tmp_path / "a.csv")
+        else:
+            assert read_file(tmp_path / "a.csv")["text"][0] == expected
+            assert said in capsys.readouterr().out
+
+    def test_a_field_of_any_length(self, tmp_path):
+        (tmp_path / "a.csv").write_text(f"text,label\n{'a' * 200_000},b\n")
+        assert len(read_file(tmp_path / "a.csv")["text"][0]) == 200_000
+
+
+STUDIO = {
+    "id": 3,
+    "data": {"text": "Ada sang"},
+    "annotations": [
+        {"was_cancelled": True, "result": []},
+        {"result": [{"value": {"choices": ["good", "loud"]}, "type": "choices"}]},
+    ],
+}
+SPAN = {"start": 0, "end": 3, "label": "PER"}
+
+
+class TestExports:
+    @pytest.mark.parametrize(
+        ("rows", "column", "value"),
+        [
+            ([STUDIO], "label", ["good", "loud"]),
+            ([{**STUDIO, "annotations": []}, STUDIO], "label", None),
+            (
+                [
+                    {
+                        **STUDIO,
+                        "annotations": [
+                            {"result": [{"value": {"start": 0, "end": 3, "labels": ["PER"]}}]}
+                        ],
+                    }
+                ],
+                "spans",
+                [SPAN],
+            ),
+            (
+                [
+                    {
+                        "text": "Ada sang",
+                        "annotator": 1,
+                        "annotation_id": 2,
+                        "mood": {"choices": ["good", "loud"]},
+                    }
+                ],
+                "label",
+                ["good", "loud"],
+            ),
+            ([{"id": 1, "text": "Ada sang", "label": [[0, 3, "PER"]]}], "spans", [SPAN]),
+            (
+                [
+                    {
+                        "text": "Ada sang",
+                        "entities": [{"start_offset": 0, "end_offset": 3, "label": "PER"}],
+                    }
+                ],
+                "spans",
+                [SPAN],
+            ),
+            ([{"text": "Ada sang", "label": ["good"]}], "label", ["good"]),
+            ([{"text": "Ada sang", "label": "good", "answer": "accept"}], "label", "good"),
+            ([{"text": "Ada sang", "label": "good", "answer": "reject"}], "label", "not good"),
+            (
+                [
+                    {"text": "skipped", "accept": ["x"], "answer": "ignore"},
+                    {"text": "Ada sang", "accept": ["good"], "answer": "accept"},
+                ],
+                "label",
+                ["good"],
+            ),
+            (
+                [{"text": "Ada sang", "spans": [{**SPAN, "token_end": 0}], "answer": "accept"}],
+                "spans",
+                [SPAN],
+            ),
+        ],
+    )
+    def test_rows(self, rows, column, value, tmp_path):
+        (tmp_path / "a.json").write_text(json.dumps(rows))
+        data = read_file(tmp_path / "a.json")
+        assert data["text"][0] == "Ada sang"
+        assert data[column][0] == value
+
+    def test_squads_own_file(self, tmp_path):
+        answers = [{"text": "Ada", "answer_start": 0}]
+        paragraph = {
+            "context": "Ada sang", "qas": [{"id": "1", "question": "Who?", "answers": answers}]
+        }  # fmt: skip
+        content = {"version": "1", "data": [{"title": "t", "paragraphs": [paragraph]}]}
+        (tmp_path / "a.json").write_text(json.dumps(content))
+        (row,) = read_file(tmp_path / "a.json").select_columns(["context", "answers"]).to_list()
+        assert row == {"context": "Ada sang", "answers": answers}
+
+
+class TestFolders:
+    def test_a_folder_for_each_class(self, tmp_path, capsys):
+        for number, text in enumerate(TEXTS):
+            folder = tmp_path / "train" / ("billing", "angry")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number}.txt").write_text(text)
+        for path in (tmp_path, tmp_path / "train"):
+            task = load(path)
+            assert task.kind.names == ("angry", "billing")
+            assert len(labels_of(task)) == 20
+        assert "20 texts in folders of classes: angry, billing" in capsys.readouterr().out
+
+    def test_files_of_one_format(self, tmp_path, capsys):
+        for name in ("a.conll", "b.conll"):
+            (tmp_path / name).write_text("Ada B-PER\n")
+        data = read_file(tmp_path)
+        assert len(data) == 2
+        assert "2 files are read as one" in capsys.readouterr().out
+        with pytest.raises(RecipeError, match="has no split"):
+            read_file((tmp_path / "empty").mkdir() or tmp_path / "empty")
+
+    def test_the_one_file_beside_other_splits(self, tmp_path):
+        write_csv(tmp_path, ["x", "y"] * 10, "tickets.csv")
+        write_csv(tmp_path, ["x", "y"] * 2, "dev.csv")
+        assert len(load(tmp_path, keep_repeated=True).splits["train"]) == 20
