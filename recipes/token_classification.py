@@ -8,26 +8,27 @@ r"""Train a Houlsby adapter, or another --method, to tag words: named entities, 
     # nothing is trained
     accelerate launch recipes/token_classification.py --data new.conll --evaluate runs/tagging
 
-The data have a list of words and a list of tags per sentence, or are .conll files: a word and its
-tag per line (the first and the last column), an empty line after each sentence, and comments before
-one, such as "# id = 3". Tags such as B-PER are scored by entity, others by word. Each word's tag is
-on its first word piece; a sentence longer than --max_length is read in several parts.
+The data have a list of words and a list of tags per sentence, or a text with marked spans, as
+annotation tools export them, or are .conll files: a word and its tags per line and an empty line
+after each sentence. Which columns are read is said. Tags of any scheme, such as B-PER, U-PER or
+B_PER, are read as IOB2 and scored by entity, others by word. Each word's tag is on its first word
+piece; a sentence longer than --max_length is read in several parts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from common.arguments import LabelArguments, RecipeTrainingArguments, flag
+from common.arguments import LabelArguments, ReadOptions, RecipeTrainingArguments, flag
 from common.command import parse_command
-from common.data import find_column
 from common.edge import end_with_one_line, log
 from common.label_issues import check_labels
 from common.labels import MULTI, find_labels
 from common.model import Saved
 from common.reading import files_of, load_data
 from common.splits import divide
-from common.tagging import TAG_COLUMNS, WORD_COLUMNS, TaggingTask, read_tags
+from common.tagging import TaggingTask, number_tags
 from common.task import run_task
+from common.words import read_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,31 @@ class TaggingArguments(LabelArguments):
     word_column: str | None = flag(
         aliases=["--text_column_name"],
         default=None,
-        help="Column of the words; default: tokens or words.",
+        help="Column of the words, by name or, of files with a word per line, by number; default: "
+        "detected.",
     )
     tag_column: str | None = flag(
         aliases=["--label_column_name"],
         default=None,
-        help="Column of the tags; default: tags, ner_tags, pos_tags, ...",
+        help="Column of the tags, by name or by number; default: detected.",
     )
+    tag_names: list[str] | None = flag(  # noqa: RUF009
+        default=None, help="Names of the tags, if the data have their numbers from 0 on."
+    )
+
+    @property
+    def read_options(self) -> ReadOptions:
+        return replace(
+            super().read_options,
+            has_words=True,
+            word_column=_number_of(self.word_column),
+            tag_column=_number_of(self.tag_column),
+        )
+
+
+def _number_of(column: str | None) -> int | None:
+    """Return the number of a column; None if it has a name."""
+    return int(column) if column is not None and column.isdecimal() else None
 
 
 def main() -> None:
@@ -60,19 +79,22 @@ def load_task(
     arguments: TaggingArguments, training: RecipeTrainingArguments, saved: Saved | None
 ) -> TaggingTask:
     """Load the sentences to train on or, given something saved, those to score it on."""
-    data = load_data(arguments, training)
-    word_column = find_column(data["train"], arguments.word_column, WORD_COLUMNS, "--word_column")
-    tag_column = find_column(data["train"], arguments.tag_column, TAG_COLUMNS, "--tag_column")
-    tags = saved.labels if saved else find_labels(data["train"], [tag_column], MULTI).names
+    data, declared = read_words(
+        load_data(arguments, training),
+        None if arguments.read_options.word_column else arguments.word_column,
+        None if arguments.read_options.tag_column else arguments.tag_column,
+        saved.labels if saved else arguments.tag_names,
+    )
+    tags = saved.labels if saved else declared or find_labels(data["train"], ["tags"], MULTI).names
     splits = {}
     results = saved.results if saved else None
     for name, split in divide(data, arguments, training, results).items():
-        splits[name] = read_tags(split, name, (word_column, tag_column), tags)
+        splits[name] = number_tags(split, name, tags)
     if not saved:
         log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
     task = TaggingTask(name="tagging", labels=tags, splits=splits)
     if arguments.check_labels:
-        task.undivided = read_tags(data["train"], "train", (word_column, tag_column), tags)
+        task.undivided = number_tags(data["train"], "train", tags)
     return task
 
 

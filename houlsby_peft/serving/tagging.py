@@ -59,11 +59,12 @@ def read_tags(
     if mark_entities(tags):
         entities = find_entities(tags_of_words)
     else:
-        entities = [(tag, number, number) for number, tag in enumerate(tags_of_words)]
+        entities = []
+        for number, tag in enumerate(tags_of_words):
+            if tag != "O":
+                entities.append((tag, number, number))
     predictions: list[EntityPrediction] = []
     for kind, first, last in entities:
-        if kind == "O":
-            continue
         start, end = words[first].start, words[last].end
         score = fmean(word.score for word in words[first : last + 1])
         predictions.append(

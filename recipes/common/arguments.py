@@ -54,6 +54,25 @@ def check_path(name: str, value: str | None) -> None:
         )
 
 
+@dataclass(frozen=True)
+class ReadOptions:
+    """How files are read.
+
+    Attributes:
+        encoding: The encoding. None: it is detected.
+        has_header: Whether the first row of a table has the names of the columns. None: detected.
+        has_words: Whether a .txt or .tsv file may have a word and its tags per line.
+        word_column: Of such a file, the column of the words, from 1 on. None: it is detected.
+        tag_column: The column of the tags, from 1 on. None: it is detected.
+    """
+
+    encoding: str | None = None
+    has_header: bool | None = None
+    has_words: bool = False
+    word_column: int | None = None
+    tag_column: int | None = None
+
+
 # RUF009 takes a list type for a mutable default, which `flag` is not.
 @dataclass(frozen=True)
 class EncoderArguments:
@@ -126,9 +145,10 @@ class DataArguments(EncoderArguments):
             check_path("data", self.data)
 
     @property
-    def has_header(self) -> bool | None:
-        """Whether the first row has the names of the columns; None: to be detected."""
-        return None if self.no_header is None else not self.no_header
+    def read_options(self) -> ReadOptions:
+        """How the files of the data are read."""
+        has_header = None if self.no_header is None else not self.no_header
+        return ReadOptions(self.encoding, has_header)
 
     @property
     def name(self) -> str:

@@ -53,7 +53,7 @@ class LabelForm:
         return data.add_column(self.column, lists, feature=List(Value("string")))
 
     def _read_cell(self, value: Any) -> list[str]:
-        items = _read_list(value)
+        items = read_list(value)
         if items is None:
             return self._split("" if value is None else str(value))
         if not self.flags:
@@ -84,7 +84,7 @@ def find_label_form(
     if separator:
         return LabelForm(column, separator)
     values = [value for value in data[column] if value not in (None, "")]
-    lists = list(map(_read_list, values))
+    lists = list(map(read_list, values))
     if _are_flags(lists):
         names = tuple(flag_names or _number_classes(lists))
         log(f"labels: {column!r} has 0 or 1 for each of {', '.join(names)}; see --class_names")
@@ -107,7 +107,7 @@ def _number_classes(lists: Sequence[list[Any] | None]) -> list[str]:
     return [f"class_{number}" for number in range(len(lists[0] or ()))]
 
 
-def _read_list(value: Any) -> list[Any] | None:
+def read_list(value: Any) -> list[Any] | None:
     """Return a list, or what is one as text in Python or JSON; None for other values.
 
     Label Studio writes an object with one list: {"choices": ["a", "b"]}.

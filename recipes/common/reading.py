@@ -5,7 +5,7 @@ The column WHERE of each split says where a row is in the user's file, such as "
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from datasets import Dataset, concatenate_datasets, disable_progress_bars, load_
 from pyarrow.parquet import read_table
 from transformers import TrainingArguments
 
-from common.arguments import DataArguments
+from common.arguments import DataArguments, ReadOptions
+from common.conll import read_conll
 from common.edge import RecipeError, log, looks_like_a_path
 from common.exports import read_export
 from common.run import WHERE
@@ -36,6 +37,8 @@ SPLITS = {
     "test": ("test",),
 }
 _LISTED = 5  # files in a message
+_SAMPLED = 1000  # lines by which a format is told
+_DETECTED = ReadOptions()
 
 if not sys.stderr.isatty():
     disable_progress_bars()
@@ -47,7 +50,7 @@ def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str
         splits = {}
         files = files_of(arguments)
         for split, path in files.items():
-            splits[split] = read_file(path, arguments.encoding, arguments.has_header)
+            splits[split] = read_file(path, arguments.read_options)
         _report_unused(Path(arguments.data).expanduser(), files)
         if "train" in splits:
             return splits
@@ -136,23 +139,26 @@ def _texts_by_class(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/*.txt"))
 
 
-def read_split(folder: Path, split: str, encoding: str | None = None) -> Dataset:
+def read_split(folder: Path, split: str) -> Dataset:
     """Read the file that find_split finds."""
     path = find_split(folder, split)
     if path is None:
         raise _no_split(folder, split)
-    return read_file(path, encoding)
+    return read_file(path)
 
 
-def read_file(path: Path, encoding: str | None = None, has_header: bool | None = None) -> Dataset:
+def read_file(path: Path, options: ReadOptions = _DETECTED) -> Dataset:
     """Read a file by its content or its extension, one of READERS, or all files of a folder."""
     if path.is_dir():
-        return _read_folder(path, encoding, has_header)
+        return _read_folder(path, options)
     suffix = without_compression(path).suffix.lower()
-    if suffix in _OTHER_READERS:
-        data = _OTHER_READERS[suffix](path, encoding)
+    has_words = suffix in _WORDS or (options.has_words and _has_sentences(path, suffix, options))
+    if has_words:
+        data = read_conll(path, options.encoding, options.word_column, options.tag_column)
+    elif suffix == ".txt":
+        data = _read_texts(path, options.encoding)
     elif suffix in READERS:
-        data = _read_table(path, encoding, has_header)
+        data = _read_table(path, options)
     else:
         raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it.")
     if not len(data):
@@ -160,20 +166,28 @@ def read_file(path: Path, encoding: str | None = None, has_header: bool | None =
     return data
 
 
-def _read_folder(folder: Path, encoding: str | None, has_header: bool | None) -> Dataset:
+def _has_sentences(path: Path, suffix: str, options: ReadOptions) -> bool:
+    """Return whether a .txt or .tsv file has a word per line, and empty lines after sentences."""
+    if suffix not in (".txt", ".tsv", ".csv"):
+        return False
+    lines = read_text(path, options.encoding).strip().splitlines()
+    return "" in map(str.strip, lines[:_SAMPLED])
+
+
+def _read_folder(folder: Path, options: ReadOptions) -> Dataset:
     """Read the texts of classes, which have a folder each, or all files of a folder as one."""
     texts = _texts_by_class(folder)
     if texts:
         rows = []
         for path in texts:
-            text = read_text(path, encoding)
+            text = read_text(path, options.encoding)
             rows.append({"text": text, "label": path.parent.name, WHERE: f"file {path}"})
         classes = sorted({path.parent.name for path in texts})
         log(f"{folder}: {len(rows):,} texts in folders of classes: {', '.join(classes[:_LISTED])}")
         return Dataset.from_list(rows)
     parts = []
     for path in _files_in(folder):
-        part = read_file(path, encoding, has_header)
+        part = read_file(path, options)
         places = [f"{path.name} {place}" for place in part[WHERE]]
         parts.append(part.remove_columns(WHERE).add_column(WHERE, places))
     if not parts:
@@ -201,14 +215,14 @@ def _number_rows(data: Dataset) -> Dataset:
     return data.add_column(WHERE, [f"row {row}" for row in range(len(data))])
 
 
-def _read_table(path: Path, encoding: str | None, has_header: bool | None) -> Dataset:
+def _read_table(path: Path, options: ReadOptions) -> Dataset:
     """Read a table, or the export of an annotation tool, without columns that have no name."""
     if find_format(path) == ".parquet":
         # The file may declare the names of classes, which Dataset reads.
         with open_content(path) as file:
             return _number_rows(Dataset(read_table(file)))
-    table = TableReader(path, encoding, has_header)
-    _log_format(table, is_guessed=encoding is None)
+    table = TableReader(path, options.encoding, options.has_header)
+    _log_format(table, is_guessed=options.encoding is None)
     rows = []
     for number, row in table.rows():
         row.pop("", None)
@@ -262,45 +276,15 @@ def _read_texts(path: Path, encoding: str | None) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def _read_conll(path: Path, encoding: str | None) -> Dataset:
-    """Read sentences from a CoNLL file: words from its first column, tags from its last.
-
-    A line before a sentence that begins with "# " and has an equals sign is a comment, as in
-    CoNLL-U. Marks between documents are left out.
-    """
-    sentences: list[dict[str, Any]] = []
-    is_within_sentence = False
-    for number, line in _lines_of(path, encoding):
-        fields = line.split()
-        is_comment = line.startswith("# ") and "=" in line and not is_within_sentence
-        if not fields or fields[0] == "-DOCSTART-" or is_comment:
-            is_within_sentence = False
-            continue
-        if len(fields) == 1:
-            raise RecipeError(
-                f"{path}: line {number} must have a word and a tag, got {line[:50]!r}."
-            )
-        if not is_within_sentence:
-            sentences.append({"tokens": [], "tags": [], WHERE: f"line {number}"})
-            is_within_sentence = True
-        sentences[-1]["tokens"].append(fields[0])
-        sentences[-1]["tags"].append(fields[-1])
-    return Dataset.from_list(sentences)
-
-
 def _lines_of(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Return the lines of a text file with their numbers, from 1 on."""
     return enumerate(read_text(path, encoding).split("\n"), start=1)
 
 
-# By extension, what reads files that are no tables.
-_OTHER_READERS: dict[str, Callable[[Path, str | None], Dataset]] = {
-    ".txt": _read_texts,
-    ".conll": _read_conll,
-    ".conllu": _read_conll,
-}
+# The extensions of files with a word per line.
+_WORDS = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2", ".bilou")
 # The extensions of the files that are read, in the order in which they are preferred.
 READERS = (
     ".parquet", ".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xlsm", ".xls", ".ods",
-    *OTHER_NAMES, *_OTHER_READERS,
+    *OTHER_NAMES, ".txt", *_WORDS,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from datasets import Dataset
+from datasets import Dataset, List, Value
 from numpy.typing import NDArray
 from transformers import (
     AutoModelForTokenClassification,
@@ -17,19 +17,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.data import check_columns, check_fast, lines_of, locate
+from common.data import check_fast, lines_of, locate
 from common.edge import RecipeError
 from common.label_issues import FrozenEncoder, Items, LabeledTask
-from common.label_reading import read_labels
 from common.metrics import Examples
-from common.run import WHERE
 from common.scores import ClassScores, check_finite
 from common.trainer import RecipeTrainer
 from houlsby_peft.serving.tagging import find_entities, mark_entities
 
 
-WORD_COLUMNS = ("tokens", "words")
-TAG_COLUMNS = ("tags", "ner_tags", "pos_tags", "upos", "labels")
 NO_ENTITY = "no entity"
 IGNORED = -100  # transformers' label for tokens that are neither trained nor scored
 
@@ -163,41 +159,19 @@ def _number_kinds(
     return np.array(numbers, dtype=np.int64)
 
 
-def read_tags(data: Dataset, name: str, columns: tuple[str, str], tags: Sequence[str]) -> Dataset:
-    """Return the `words` of each sentence of the split `name`, and the numbers of their `tags`.
-
-    The columns are those of the words and of the tags.
-    """
-    check_columns(data, name, (), columns)
-    word_column, tag_column = columns
+def number_tags(data: Dataset, name: str, tags: Sequence[str]) -> Dataset:
+    """Return the words of the split `name` with the numbers of their tags among `tags`."""
     numbers = {tag: number for number, tag in enumerate(tags)}
-    sentences = zip(data[word_column], read_labels(data, [tag_column], name), strict=True)
     tag_numbers = []
-    for row, (words, row_tags) in enumerate(sentences):
-        if not _is_tagged(words, row_tags):
-            raise RecipeError(
-                f"{name}: each row must have a list of words and one of as many tags; "
-                f"{locate(data, row)} has {str(words)[:100]} and {str(row_tags)[:100]}. Correct "
-                "it, or leave the row out."
-            )
+    for row, tags_of_row in enumerate(data["tags"]):
         try:
-            tag_numbers.append([numbers[tag] for tag in row_tags])
+            tag_numbers.append([numbers[tag] for tag in tags_of_row])
         except KeyError as error:
             raise RecipeError(
                 f"{name}: {locate(data, row)} has the tag {error.args[0]!r}, which no training "
                 f"example has: they have {', '.join(tags)}. Correct it, or leave the row out."
             ) from error
-    columns_read = {"words": data[word_column], "tags": tag_numbers}
-    if WHERE in data.column_names:
-        columns_read[WHERE] = data[WHERE]
-    return Dataset.from_dict(columns_read)
-
-
-def _is_tagged(words: Any, tags: Any) -> bool:
-    """Return whether these are a list of words and as many tags."""
-    if not isinstance(words, list) or not isinstance(tags, tuple):
-        return False
-    return len(words) == len(tags) and all(isinstance(word, str) for word in words)
+    return data.remove_columns("tags").add_column("tags", tag_numbers, feature=List(Value("int64")))
 
 
 def tokenize_words(

@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoTokenizer
 
 from common import reading
-from common.arguments import DataArguments, RecipeTrainingArguments
+from common.arguments import DataArguments, ReadOptions, RecipeTrainingArguments
 from common.balance import balanced_weights, describe_balance
 from common.classification import ClassificationArguments, load_task
 from common.data import find_text_columns, rows_with_text, sample, tokenize
@@ -56,7 +56,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["a.csv", "a.txt"])
     def test_an_encoding_that_is_named(self, tmp_path, encoding, text, name):
         (tmp_path / name).write_bytes(f"text\n{text}\n".encode(encoding))
-        assert read_file(tmp_path / name, encoding)["text"][-1] == text
+        assert read_file(tmp_path / name, ReadOptions(encoding))["text"][-1] == text
 
     def test_a_conll_file(self, tmp_path):
         content = "# id = 3 domain=en\nAda _ B-PER\n# a=b O\n\n# _ O\n1 _ O\n"

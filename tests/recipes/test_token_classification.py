@@ -19,17 +19,15 @@ from transformers import (
 )
 
 import token_classification
-from common.data import find_column
 from common.edge import RecipeError
-from common.labels import MULTI, find_labels
 from common.tagging import (
     IGNORED,
-    TAG_COLUMNS,
     TaggingTask,
     entity_scores,
-    read_tags,
+    number_tags,
     tokenize_words,
 )
+from common.words import read_words
 from recipe_runs import results_of, run, save_tiny_encoder
 
 
@@ -192,11 +190,9 @@ class TestData:
             {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"]))}
         )
         data = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[1, 0]]}, features=features)
-        columns = ("tokens", find_column(data, None, TAG_COLUMNS, "--tag_column"))
-        assert columns[1] == "ner_tags"
-        tags = find_labels(data, columns[1:], MULTI).names
+        splits, tags = read_words({"train": data})
         assert tags == ("O", "B-X")
-        assert list(read_tags(data, "train", columns, tags)) == [
+        assert list(number_tags(splits["train"], "train", tags)) == [
             {"words": ["a", "b"], "tags": [1, 0]}
         ]
 
@@ -204,14 +200,14 @@ class TestData:
         "row",
         [
             {"tokens": [["a"]], "tags": [["O", "O"]]},
-            {"tokens": ["a b"], "tags": [["O", "O"]]},
-            {"tokens": [["a"]], "tags": ["O"]},
+            {"tokens": ["a b"], "tags": ["O"]},
+            {"tokens": [["a"]], "tags": ["O O"]},
             {"tokens": [[None]], "tags": [["O"]]},
         ],
     )
     def test_words_without_tags(self, row):
         with pytest.raises(RecipeError, match="a list of words and one of as many tags; row 0 has"):
-            read_tags(Dataset.from_dict(row), "train", ("tokens", "tags"), ("O",))
+            read_words({"train": Dataset.from_dict(row)})
 
 
 class TestAlignment:
