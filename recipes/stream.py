@@ -47,15 +47,14 @@ def main() -> None:
     command = parse_command(
         StreamArguments, ClassifierArguments, more_defaults=lambda _: {"output_dir": "runs/stream"}
     ).of_several()
-    arguments, method, _, training = command
+    method, training = command.method, command.training
     if method.method != "houlsby":
         raise RecipeError(
             "A stream needs --method houlsby, of which one encoder holds many, got "
             f"{method.method}."
         )
     commands = split_command(command)
-    trains = training.do_train and arguments.check_labels != "only"
-    if arguments.evaluate is not None or not trains:
+    if not trains(command):
         for of_task in commands.values():
             run(of_task)
         return
@@ -81,6 +80,13 @@ def main() -> None:
                 f"The outputs of {', '.join(changed)} differ beside other adapters, which must not "
                 "be."
             )
+
+
+def trains(command: Command) -> bool:
+    """Return whether a command trains, rather than only scoring adapters or checking labels."""
+    arguments = command.arguments
+    only_checks = arguments.check_labels == "only"
+    return command.training.do_train and arguments.evaluate is None and not only_checks
 
 
 def split_command(command: Command) -> dict[str, Command]:

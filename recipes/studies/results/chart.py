@@ -5,13 +5,15 @@ papers' scores on the same validation splits are drawn as hollow markers.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.figures import PAGE
 from common.scores import proper_name
-from figures.drawing import Style, legend, styles, title_of
+from figures.drawing import legend, styles, title_of
 from results.lines import Columns, TableLine, find_columns
 from results.means import MeanAndError, mean_and_error, mean_over
 from results.numbers import PAPER_LINES, SECOND_COLUMNS
@@ -24,10 +26,15 @@ Scores = dict[str, MeanAndError]  # by row
 def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
     """Draw each line's mean over the seeds in every column that has one, with its error."""
     columns = find_columns(lines, score)
-    rows = [*columns, MEAN] if len(columns) > 1 else [*columns]
-    ours = {line.label: _scores_of_line(line, columns) for line in lines}
-    papers = _scores_of_papers(columns) if score == "accuracy" else {}
-    style: dict[str, Style] = styles([*ours, *papers])
+    rows = [*columns]
+    if len(columns) > 1:
+        rows.append(MEAN)
+    ours, papers = {}, {}
+    for line in lines:
+        ours[line.label] = _scores_of_line(line, columns)
+    if score == "accuracy":
+        papers = _scores_of_papers(columns)
+    style = styles([*ours, *papers])
     for label in papers:
         style[label]["markerfacecolor"] = "none"
     height = 0.8 + max(0.22, 0.11 * len(style)) * len(rows)
@@ -35,21 +42,30 @@ def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
     step = 0.8 / len(style)  # between the markers of a row
     for number, (label, scores) in enumerate({**ours, **papers}.items()):
         shift = (number - (len(style) - 1) / 2) * step
-        present = [name for name in rows if name in scores]
-        heights = [rows.index(name) + shift for name in present]
-        means = [scores[name][0] for name in present]
-        errors = [scores[name][1] or 0 for name in present]
-        if present:
-            marker = style[label] | {"linestyle": "none"}
-            axes.errorbar(means, heights, xerr=errors, label=label, capsize=2, **marker)
+        _draw_markers(axes, scores, rows, shift, label=label, **style[label])
     axes.set_yticks(range(len(rows)), map(proper_name, rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     for between in range(1, len(rows)):
         axes.axhline(between - 0.5, color="black", alpha=0.15, linewidth=0.5)
-    axes.set_xlabel(f"validation {'accuracy' if score == 'accuracy' else 'score'} (%)")
+    axes.set_xlabel(f"validation {score.replace('main', 'score')} (%)")
     axes.set_title(title_of(_count_seeds(lines)))
     axes.grid(axis="x", alpha=0.3)
     return legend(figure)
+
+
+def _draw_markers(
+    axes: Axes, scores: Scores, rows: Sequence[str], shift: float, **style: Any
+) -> None:
+    """Draw a marker with its error bar in each row that has a score."""
+    heights, means, errors = [], [], []
+    for place, name in enumerate(rows):
+        if name in scores:
+            mean, error = scores[name]
+            heights.append(place + shift)
+            means.append(mean)
+            errors.append(error or 0)
+    if means:
+        axes.errorbar(means, heights, xerr=errors, capsize=2, **style | {"linestyle": "none"})
 
 
 def _scores_of_line(line: TableLine, columns: Columns) -> Scores:
