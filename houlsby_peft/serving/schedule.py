@@ -127,6 +127,8 @@ class Schedule:
         batch = _Batch(self._batch_size, self._most_tokens)
         self._served = []
         for job in self._jobs:
+            if job.is_finished:  # its client is gone
+                continue
             count = len(batch.rows)
             while job.rows and batch.add(job.rows[0]):
                 job.rows.popleft()

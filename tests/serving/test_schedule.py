@@ -1,0 +1,101 @@
+"""The order in which rows of many requests are predicted."""
+
+from __future__ import annotations
+
+import pytest
+from peft import get_peft_model
+from transformers import AutoModelForTokenClassification
+
+from houlsby_peft import HoulsbyConfig, TaskBank
+from houlsby_peft.serving.schedule import Job, Schedule
+from hub_models import WORDS, make_adapter
+from tiny_models import perturb
+
+
+class FailingBank(TaskBank):
+    """A bank whose model fails for one text, and counts its batches."""
+
+    failing = "none"
+
+    def run(self, rows):
+        self.batches = [*getattr(self, "batches", []), len(rows)]
+        texts = [row.reader.tokenizer.decode(row.part.inputs["input_ids"]) for row in rows]
+        if any(self.failing in text for text in texts):
+            raise RuntimeError("out of memory")
+        super().run(rows)
+
+
+@pytest.fixture(scope="module")
+def bank(base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("schedule")
+    tags = {0: "O", 1: "B-PER", 2: "I-PER"}
+    model = AutoModelForTokenClassification.from_pretrained(base, id2label=tags)
+    adapted = get_peft_model(model, HoulsbyConfig(r=4))
+    perturb(adapted, 1)
+    adapted.save_pretrained(folder / "people")
+    tasks = {"people": folder / "people"}
+    for seed, task in enumerate(("first", "second")):
+        tasks[task] = make_adapter(folder / task, base, str(base), seed)
+    return FailingBank(tasks)
+
+
+def make_job(bank, task, *texts):
+    return Job([bank.question(task, text) for text in texts])
+
+
+def spans(entities):
+    return [(entity["entity_group"], entity["start"], entity["end"]) for entity in entities]
+
+
+def test_a_short_text_does_not_wait_for_a_long_one(bank):
+    schedule = Schedule(bank, batch_size=4)
+    text = " ".join(WORDS * 10)
+    long = make_job(bank, "people", text)
+    schedule.add(long)
+    assert schedule.step() == []
+    for task in ("people", "first"):  # also one that the same model reads
+        short = make_job(bank, task, WORDS[0])
+        schedule.add(short)
+        assert short in schedule.step()
+    steps = 0
+    while not schedule.is_idle:
+        schedule.step()
+        steps += 1
+    assert steps > 2
+    assert spans(long.results[0].value) == spans(bank.predict([("people", text)])[0])
+
+
+def test_texts_of_many_clients_share_batches(bank):
+    schedule = Schedule(bank, batch_size=4)
+    jobs = [make_job(bank, task, WORDS[0]) for task in ("first", "second") * 4]
+    bank.batches = []
+    for job in jobs:
+        schedule.add(job)
+    finished = [job for _ in range(2) for job in schedule.step()]
+    assert bank.batches == [4, 4]
+    assert {*finished} == {*jobs}
+
+
+def test_a_text_for_which_the_model_fails_spoils_no_other(bank):
+    schedule = Schedule(bank, batch_size=8)
+    bank.failing = "spotless"  # in WORDS[4]
+    jobs = [make_job(bank, "first", text) for text in WORDS[:6]]
+    jobs.append(make_job(bank, "nothing", "a"))
+    for job in jobs:
+        schedule.add(job)
+    while not schedule.is_idle:
+        schedule.step()
+    bank.failing = "none"
+    failed = [number for number, job in enumerate(jobs) if isinstance(job.results[0], Exception)]
+    assert failed == [4, 6]
+    assert "out of memory" in str(jobs[4].results[0])
+
+
+def test_a_client_that_is_gone_is_not_answered(bank):
+    schedule = Schedule(bank, batch_size=4)
+    job = make_job(bank, "people", " ".join(WORDS * 10))
+    schedule.add(job)
+    schedule.step()
+    job.future.cancel()
+    assert schedule.step() == [job]
+    assert schedule.is_idle
