@@ -57,10 +57,10 @@ async def index() -> Response:
     """Return a page on which to try the tasks."""
     page = _PAGE.read_text(encoding="utf-8")
     # Only the page's own script runs, which asks only this service.
-    script = re.search("<script>(.*?)</script>", page, re.DOTALL)
-    digest = hashlib.sha256(script[1].encode() if script else b"").digest()
+    [script] = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
-        f"default-src 'none'; script-src 'sha256-{base64.b64encode(digest).decode()}'; "
+        f"default-src 'none'; script-src 'sha256-{digest}'; "
         "style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"
     )
@@ -69,10 +69,12 @@ async def index() -> Response:
 
 def _form_of(body: Any) -> str:
     """Return which form the body of /predict has: rows with tasks, or the texts of one task."""
-    inputs = body.get("inputs") if isinstance(body, dict) else None
-    if isinstance(inputs, list):
-        inputs = inputs[0] if inputs else None
-    return "texts" if isinstance(inputs, (str, list)) else "rows"
+    if not isinstance(body, dict):
+        return "rows"
+    inputs = body.get("inputs")
+    if isinstance(inputs, list) and inputs:
+        inputs = inputs[0]
+    return "texts" if inputs and isinstance(inputs, (str, list)) else "rows"
 
 
 @router.post("/predict", response_model=Predictions | list[Any])
@@ -92,15 +94,21 @@ async def predict(
         asked += item.asked
         rows += [number] * len(item.names)
     try:
-        answers = iter(await service.predict(asked))
+        answers = await service.predict(asked)
     except RefusedError as error:
         if error.row is not None:
             error.row = rows[error.row]
         raise
     predictions: list[Any] = []
+    start = 0
     for item in body.inputs:
-        results = {name: next(answers).value for name in item.names}
-        predictions.append(results if item.task is None else results[item.task])
+        end = start + len(item.names)
+        values = [answer.value for answer in answers[start:end]]
+        if item.task is None:
+            predictions.append(dict(zip(item.names, values, strict=True)))
+        else:
+            predictions += values
+        start = end
     return Json({"predictions": predictions})
 
 
@@ -167,9 +175,13 @@ async def metrics(service: OfService) -> Response:
 
 
 def _describe(status: Status, service: Service) -> dict[str, Any]:
-    state = "degraded" if status.failed or status.list != "ok" else "ok"
+    state = "ok"
+    if status.failed or status.list != "ok":
+        state = "degraded"
+    if service.is_ending:
+        state = "ending"
     return {
-        "status": "ending" if service.is_ending else state,
+        "status": state,
         "tasks": len(status.tasks),
         "in_memory": status.in_memory,
         "failed": status.failed,

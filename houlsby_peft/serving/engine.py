@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -126,14 +126,7 @@ class BankEngine:
         """Answer each question, or refuse all of them because too many are waiting."""
         if self._count >= self._options.max_queued:
             return Refusal(503, "Too many requests are waiting. Try again later.")
-        questions = []
-        for question in asked:
-            questions.append(
-                self._bank.question(
-                    question.task, question.input, question.top_k, question.all_classes
-                )
-            )
-        job = Job(questions)
+        job = Job(self._bank.question(*astuple(question)) for question in asked)
         self._count += 1
         try:
             self._arrived.put(job)

@@ -46,8 +46,8 @@ class Embeddings(Inputs):
 @router.get("/v1/models")
 async def models(service: OfService) -> Response:
     """Return the tasks as models."""
-    names = (await service.status()).tasks
-    data = [_describe(name, service) for name in names]
+    status = await service.status()
+    data = [_describe(name, service) for name in status.tasks]
     return Json({"object": "list", "data": data})
 
 
@@ -80,8 +80,9 @@ async def classify(body: Inputs, service: OfService) -> Response:
     data = []
     for number, prediction in enumerate(predictions):
         classes = as_classes(prediction.value)
-        score_of = {entry["label"]: entry["score"] for entry in classes}
-        scores = [score_of[label] for label in prediction.labels]
+        scores = [0.0] * len(classes)
+        for entry in classes:
+            scores[prediction.labels.index(entry["label"])] = entry["score"]
         data.append(
             {
                 "index": number,

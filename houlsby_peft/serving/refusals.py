@@ -41,7 +41,9 @@ def answer_error(
         return Json({"error": error}, status, headers)
     kind = "validation"
     if status >= 500:
-        kind = "overloaded" if status == 503 else "backend"
+        kind = "backend"
+    if status == 503:
+        kind = "overloaded"
     content = {"detail": detail or rule, "error": rule, "error_type": kind}
     return Json(content, status, headers)
 
@@ -60,14 +62,18 @@ async def _answer_http_error(request: Request, error: HTTPException) -> Json:
 async def _answer_wrong_body(request: Request, error: RequestValidationError) -> Json:
     """Answer with the wrong fields. The input, which may be no valid text, is not repeated."""
     details = []
-    for found in error.errors():
-        # Of the two forms of /predict, only one is in question.
-        place = [part for part in found["loc"] if part not in ("rows", "texts")]
-        place = [shortened(part) if isinstance(part, str) else part for part in place]
-        details.append({"loc": place, "msg": found["msg"], "type": found["type"]})
     status = 422
-    if any(detail["type"] == "json_invalid" for detail in details):
-        status = 400
+    for wrong in error.errors():
+        place: list[str | int] = []
+        for part in wrong["loc"]:
+            if isinstance(part, int):
+                place.append(part)
+            # Of the two forms of /predict, only one is in question.
+            elif part not in ("rows", "texts"):
+                place.append(shortened(part))
+        details.append({"loc": place, "msg": wrong["msg"], "type": wrong["type"]})
+        if wrong["type"] == "json_invalid":
+            status = 400
     where = ".".join(map(str, details[0]["loc"]))
     rule = f"{where}: {details[0]['msg']}"
     return answer_error(request.url.path, status, rule, details)

@@ -107,8 +107,9 @@ class Schedule:
     def _encode(self) -> None:
         """Encode questions of jobs that have no rows left, as many as there is room for."""
         room = _MOST_BATCHES * self._batch_size
-        room -= sum(len(job.encoded) for job in self._jobs)
         chosen: list[tuple[Job, Question]] = []
+        for job in self._jobs:
+            room -= len(job.encoded)
         for job in self._jobs:
             if job.rows or job.is_finished:
                 continue
@@ -162,9 +163,10 @@ class Schedule:
         """Let the question of a row have an error as its result."""
         for job in self._jobs:
             for question in job.encoded:
-                if row in question.rows:
-                    job.rows = deque(other for other in job.rows if other not in question.rows)
-                    question.request, question.rows = error, []
+                if row not in question.rows:
+                    continue
+                job.rows = deque(waiting for waiting in job.rows if waiting not in question.rows)
+                question.request, question.rows = error, []
 
     def _take_finished(self) -> list[Job]:
         """Decode the questions all of whose rows have run; take out the jobs without others."""

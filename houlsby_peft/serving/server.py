@@ -72,18 +72,15 @@ def run(
             "HOULSBY_TOKENS, or let anybody ask with --open."
         )
     count = len(read_adapters(options.adapters))
-    tasks = "1 task" if count == 1 else f"{count} tasks"
     with listen(host, port) as listener:
         _set_up_logs(log, access_log)
         # A page in a browser on this machine may find a name of its own for this address, but not
         # send another one.
-        hosts = ["127.0.0.1", "localhost", "[::1]"] if is_local else ["*"]
-        options = replace(options, hosts=hosts)
+        if is_local:
+            options = replace(options, hosts=["127.0.0.1", "localhost", "[::1]"])
         engine = start_engine(options, on_ray)
         server = Server(make_app(engine, options, tokens), access_log)
-        port = listener.getsockname()[1]
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        print(f"{tasks} on http://{address}/predict. Stop with Ctrl+C.", flush=True)
+        print(_greet(count, host, listener.getsockname()[1]), flush=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             # uvicorn sends itself the signal again at its end.
             signal.signal(number, lambda *_: None)
@@ -94,6 +91,13 @@ def run(
                 from .local_ray import stop
 
                 stop()
+
+
+def _greet(count: int, host: str, port: int) -> str:
+    tasks = "1 task" if count == 1 else f"{count} tasks"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{tasks} on http://{host}:{port}/predict. Stop with Ctrl+C."
 
 
 def start_engine(options: ServiceOptions, on_ray: bool) -> Engine:

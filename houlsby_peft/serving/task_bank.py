@@ -444,6 +444,7 @@ class TaskBank:
         finally:
             for question in batch:
                 self._open.pop(question, None)
+                question.request, question.rows = None, []  # which take memory
 
 
 def _request(

@@ -81,19 +81,18 @@ class Pipeline(BaseModel):
 
     inputs: Text | Annotated[list[Text], Field(min_length=1)] | Pair
     parameters: Parameters = Parameters()
-    normalize: bool | None = None
+    normalize: bool = True
     truncate: bool | None = None
 
 
 async def classify(service: Service, body: Predict, task: str | None = None) -> list[Any]:
     """Return the classes of each text, the best first, or the value of a regression."""
     name = await service.choose_task(task or body.model)
-    is_single = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
-    several: Sequence[Any] = [body.inputs] if is_single else body.inputs
-    asked = []
-    for entry in several:
-        texts = [entry] if isinstance(entry, str) else entry
-        asked.append(Asked(name, texts[0] if len(texts) == 1 else tuple(texts), all_classes=True))
+    entries: list[Any] = body.inputs  # type: ignore[assignment]
+    is_single = isinstance(entries, str) or isinstance(entries[0], str)
+    if is_single:
+        entries = [entries]
+    asked = [Asked(name, _read_texts(entry), all_classes=True) for entry in entries]
     predictions = await service.predict(asked)
     check_pipeline(predictions, "text-classification")
     classes = [as_classes(prediction.value) for prediction in predictions]
@@ -106,33 +105,32 @@ async def embed(service: Service, body: Embed, task: str | None = None) -> list[
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     predictions = await service.predict([Asked(name, text) for text in texts])
     check_pipeline(predictions, "feature-extraction")
-    return [
-        shape_vector(prediction.value, body.normalize, body.dimensions)
-        for prediction in predictions
-    ]
+    vectors = []
+    for prediction in predictions:
+        vectors.append(shape_vector(prediction.value, body.normalize, body.dimensions))
+    return vectors
 
 
 async def run_pipeline(service: Service, body: Pipeline, task: str) -> Any:
     """Return what the Hub's inference API does for the kind of the task."""
-    is_single = not isinstance(body.inputs, list)
-    entries: list[Any] = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    entries = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     top_k = body.parameters.top_k
     asked = []
     for entry in entries:
         asked.append(Asked(task, _read_input(entry), top_k, all_classes=top_k is None))
     predictions = await service.predict(asked)
     values: list[Any] = []
+    # The clients read classes and vectors as a list with one entry for each text.
+    is_nested = True
     for prediction in predictions:
         if prediction.pipeline == "text-classification":
             values.append(as_classes(prediction.value))
         elif prediction.pipeline == "feature-extraction":
-            is_normalized = body.normalize is not False
-            values.append(shape_vector(prediction.value, is_normalized))
+            values.append(shape_vector(prediction.value, body.normalize))
         else:
             values.append(prediction.value)
-    # The clients read classes and vectors as a list with one entry for each text.
-    is_nested = predictions[0].pipeline in ("text-classification", "feature-extraction")
-    return values[0] if is_single and not is_nested else values
+            is_nested = isinstance(body.inputs, list)
+    return values if is_nested else values[0]
 
 
 async def describe(service: Service, task: str | None = None) -> dict[str, Any]:
@@ -142,8 +140,9 @@ async def describe(service: Service, task: str | None = None) -> dict[str, Any]:
     if facts.pipeline == "feature-extraction":
         kind = {"embedding": {"pooling": "mean"}}
     if facts.pipeline == "text-classification":
-        id2label = {str(number): label for number, label in enumerate(facts.labels)}
-        label2id = {label: number for number, label in enumerate(facts.labels)}
+        numbers = range(len(facts.labels))
+        id2label = dict(zip(map(str, numbers), facts.labels, strict=True))
+        label2id = dict(zip(facts.labels, numbers, strict=True))
         kind = {"classifier": {"id2label": id2label, "label2id": label2id}}
     options = service.options
     return {
@@ -184,6 +183,14 @@ def shape_vector(
     if not is_normalized or not length:
         return values
     return [value / length for value in values]
+
+
+def _read_texts(entry: str | list[str]) -> Input:
+    if isinstance(entry, str):
+        return entry
+    if len(entry) == 1:
+        return entry[0]
+    return entry[0], entry[1]
 
 
 def _read_input(entry: str | Pair) -> Input:

@@ -37,9 +37,11 @@ class Tokens:
 
 
 def _is_among(token: str, tokens: tuple[str, ...]) -> bool:
-    # In the same time for all, so that nothing can be learned of a token by guessing.
-    matches = [hmac.compare_digest(token.encode(), valid.encode()) for valid in tokens]
-    return any(matches)
+    # All are compared, in the same time, so that nothing can be learned of a token by guessing.
+    is_among = False
+    for valid in tokens:
+        is_among |= hmac.compare_digest(token.encode(), valid.encode())
+    return is_among
 
 
 def read_tokens(path: str | None) -> Tokens:
@@ -56,15 +58,14 @@ def read_tokens(path: str | None) -> Tokens:
     if path is not None:
         text, source = Path(path).expanduser().read_text(encoding="utf-8"), path
     try:
-        content = yaml.safe_load(text) or {}
-        tokens = {}
-        for name, value in content.items():
+        tokens: dict[str, tuple[str, ...]] = {}
+        for name, value in (yaml.safe_load(text) or {}).items():
             listed = [value] if isinstance(value, str) else value
-            tokens[name] = tuple(token.strip() for token in listed)
+            tokens[name] = tuple(map(str.strip, listed))
+            if "" in tokens[name]:
+                raise ValueError("a token is empty")
         if path is not None and not any(tokens.values()):
             raise ValueError("there is no token")
-        if not all(all(listed) for listed in tokens.values()):
-            raise ValueError("a token is empty")
         return Tokens(**tokens)
     except (ValueError, TypeError, AttributeError, yaml.YAMLError):
         # Without the text, whose tokens are secret.
