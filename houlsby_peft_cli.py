@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import os
 import re
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from houlsby_peft.tables import TableReader
 
 _RECIPES = ("text_classification", "token_classification", "squad", "mlm")
+# Of names that can only be files.
+_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".ods", ".gz", ".conll")
 _TRAIN_FLAGS = """\
 flags of the recipe, after the data:
   --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no
@@ -73,6 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = _with_hyphens(arguments)
     has_file = any(word.partition("=")[0] == "--file" for word in words)
     parser = _make_parser(has_file)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A label may have letters that the console's encoding lacks.
+            stream.reconfigure(errors="backslashreplace")
     options, unknown = parser.parse_known_args(words)
     if unknown:
         hint = " (a recipe's flags follow the data)" * ("flags" in options)
@@ -149,7 +156,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     train.add_argument(
         "data",
         nargs="?",
-        help="file (.csv, .tsv, .jsonl, .parquet, .conll), folder of files, or name on the Hub",
+        help="file (.csv, .xlsx, .json, .parquet, .conll, ...), folder, or name on the Hub",
     )
     check = add("check", _check, "list the training examples whose label is probably wrong")
     check.add_argument("data", nargs="?", help="as for train")
@@ -234,7 +241,9 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
             "texts", nargs="+", help="texts, - to read one per line from standard input, or --file"
         )
     predict.add_argument(
-        "--file", type=Path, help="table with a text per row: .csv, .tsv, .jsonl or .parquet"
+        "--file",
+        type=Path,
+        help="table with a text per row: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, ...",
     )
     predict.add_argument(
         "--pairs",
@@ -244,7 +253,8 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     predict.add_argument(
         "--output",
         type=Path,
-        help="file for the rows of --file and their predictions; default: JSON lines on stdout",
+        help="file for the rows of --file and their predictions, such as .csv or, for Excel, "
+        ".xlsx; default: JSON lines on stdout",
     )
     predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
     predict.add_argument(
@@ -254,7 +264,10 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         "as in the training, or by name",
     )
     predict.add_argument(
-        "--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252"
+        "--encoding", help="encoding of --file, such as shift_jis; default: detected"
+    )
+    predict.add_argument(
+        "--no-header", action="store_true", help="the first row of --file is data, not a header"
     )
     predict.add_argument(
         "--top-k", type=int, help="show this many classes, the best first; default: the best one"
@@ -404,13 +417,43 @@ def _recipe_of(run: Path) -> str | None:
     return None
 
 
+def _take_recipe(flags: list[str]) -> str | None:
+    """Remove --recipe from the flags after the data, and return its value."""
+    for number, flag in enumerate(flags):
+        name, is_joined, value = flag.partition("=")
+        if name == "--recipe":
+            if not is_joined:
+                value = "".join(flags[number + 1 : number + 2])
+            del flags[number : number + (1 if is_joined else 2)]
+            if value not in _RECIPES:
+                raise ValueError(f"--recipe must be one of {', '.join(_RECIPES)}; got {value!r}.")
+            return value
+    return None
+
+
+def _recipe_for(data: str) -> str:
+    """Return the recipe for data, by the extension of the file."""
+    words = (".conll", ".conllu", ".bio", ".iob", ".iob2")
+    return "token_classification" if data.endswith(words) else "text_classification"
+
+
+def _check_path(name: str | Path | None) -> None:
+    """Refuse a path to nothing before the libraries are imported, which takes seconds.
+
+    A name on the Hub has at most one slash.
+    """
+    path = Path(name or ".").expanduser()
+    is_path = path.is_absolute() or str(name).startswith((".", "~")) or len(path.parts) > 2
+    if (is_path or path.suffix.lower() in _EXTENSIONS) and not path.exists():
+        raise ValueError(f"{name} is no file or folder that exists.")
+
+
 def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | None]) -> None:
     """Become the recipe, by default that of the data. On several GPUs, `accelerate launch` starts
     it instead.
     """
-    if recipe is None and str(options.data).endswith(".conll"):
-        recipe = "token_classification"
-    recipe = recipe or "text_classification"
+    recipe = _take_recipe(options.flags) or recipe or _recipe_for(str(options.data))
+    _check_path(options.data)
     for package in ("datasets", "sklearn"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"Training needs {package}: pip install 'houlsby-peft[recipes]'")
@@ -425,6 +468,20 @@ def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | N
         options.flags.append("--debug")
     command = [sys.executable, str(folder / f"{recipe}.py"), *map(str, words), *options.flags]
     os.execv(sys.executable, command)
+
+
+def _check_device(device: str | None) -> None:
+    """Refuse a device that this machine or this PyTorch lacks, for which it has other errors."""
+    if device is None:
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(
+            f"--device must be one that PyTorch has; got {device!r}: {error}"
+        ) from error
 
 
 def _push(options: argparse.Namespace) -> None:
@@ -448,6 +505,9 @@ def _card(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     """Check files, columns and texts before the model is loaded, then predict."""
+    _check_path(options.adapter)
+    _check_path(options.file)
+    _check_device(options.device)
     from houlsby_peft.checkpoints.saved import SavedAdapter, adapter_of_run
     from houlsby_peft.serving.adapter_list import find_adapters
     from houlsby_peft.serving.task_bank import TaskBank
@@ -503,13 +563,15 @@ def _predict_table(
                 f"{options.output} exists already. Give another --output, or --overwrite to "
                 "replace it."
             )
-    table = TableReader(options.file, options.encoding)
+    table = TableReader(options.file, options.encoding, False if options.no_header else None)
     columns = _find_columns(options, table, adapters)
     facts = f"{table.count:,} rows"
     if not table.encoding.startswith("utf"):
         facts += f", encoding {table.encoding}"
     names = shortened(", ".join(columns))
     print(f"{options.file}: {facts}; text: {names}", file=sys.stderr)
+    for note in table.notes:
+        print(f"note: {shortened(note)}", file=sys.stderr)
     without_text = predict_file(
         bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k
     )

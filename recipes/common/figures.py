@@ -23,7 +23,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from common.run import MOMENT, WHERE, is_houlsby
-from common.scores import ClassScores, ValueScores, defused, format_scores
+from common.scores import (
+    ClassScores,
+    ValueScores,
+    defused,
+    describe_majority,
+    format_scores,
+)
 
 
 MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
@@ -212,6 +218,8 @@ def report_end(
     output = Path(trainer.args.output_dir)
     saved = output / trainer.saved_as
     print(f"\n{_describe_scores(trainer, results)}")
+    if line := describe_majority(results["dataset"]):
+        print(line)
     duration = timedelta(seconds=round(results["seconds"]))
     files = {
         trainer.saved_as.capitalize(): f"{saved} ({_size_of(saved)}), trained in {duration}",

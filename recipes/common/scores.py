@@ -1,5 +1,6 @@
 """Scores: how they are computed, class by class, and GLUE's columns and averages."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -311,3 +312,30 @@ def score_classes(
 def _shorten(name: str) -> str:
     name = " ".join(name.split())
     return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 11]}...{name[-8:]}"
+
+
+def find_majority(data: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the most frequent class of some examples with its share, which always predicting it
+    has as accuracy; None without single classes.
+    """
+    if data is None or len(names) < 2 or "label" not in data.column_names:
+        return None
+    if getattr(data.features["label"], "dtype", None) != "int64":
+        return None
+    counts = Counter(data["label"][:])
+    if min(counts) < 0:
+        return None
+    number, count = counts.most_common(1)[0]
+    return {"class": names[number], "share": count / len(data)}
+
+
+def describe_majority(dataset: Mapping[str, Any]) -> str | None:
+    """Return what always predicting the most frequent class scores, for the log."""
+    majority = dataset.get("majority")
+    if majority is None:
+        return None
+    rows = dataset["rows"]["validation"]
+    return (
+        f"Always {majority['class']!r} has the accuracy {majority['share']:.4f} on these {rows:,} "
+        "examples."
+    )

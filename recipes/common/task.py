@@ -41,9 +41,17 @@ from common.run import (
     command_line,
     find_evaluated,
     hardware,
+    read_object,
     write_json,
 )
-from common.scores import ClassScores, ValueScores, defused, score_classes
+from common.scores import (
+    ClassScores,
+    ValueScores,
+    defused,
+    describe_majority,
+    find_majority,
+    score_classes,
+)
 from common.trainer import RecipeTrainer, without_times
 from houlsby_peft.checkpoints.downloads import find_packaged
 
@@ -247,7 +255,13 @@ class Task(ABC):
         if not looks_like_a_path(arguments.data):
             address = {"id": arguments.data, "config": arguments.data_config}
         rows = {name: len(split) for name, split in self.splits.items()}
-        return {"name": arguments.name, **address, "split": "validation", "rows": rows}
+        return {
+            "name": arguments.name,
+            **address,
+            "split": "validation",
+            "rows": rows,
+            "majority": find_majority(self.splits.get("validation"), self.labels),
+        }
 
 
 def run_task(
@@ -389,15 +403,25 @@ def evaluate(
         from common.figures import print_files, show_predicted
 
         path = Path(f"{training.output_dir}.json")
+        _keep_other(path, evaluation)
         write_json(path, evaluation)
         of_validation = {**scores, **evaluation.get("metrics", {})}
-        for split, of_split in (("validation", of_validation), ("test", test)):
+        for split, of_split in ((arguments.data, of_validation), ("test", test)):
             if of_split:
                 shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
-                print(f"{task.name}, {saved.name}, {split}: {shown}")
+                print(f"{saved.name}, scored on {split}: {shown}")
+        if line := describe_majority(evaluation["dataset"]):
+            print(line)
         figures = show_predicted(Path(training.output_dir), predictions, task.name)
         print_files({"Scores": str(path), **figures})
     return evaluation
+
+
+def _keep_other(path: Path, evaluation: Mapping[str, Any]) -> None:
+    """Give an evaluation on other data a name of its own, before a new one takes its place."""
+    previous = (read_object(path) or {}).get("dataset", {}).get("name")
+    if previous and previous != evaluation["dataset"]["name"]:
+        path.replace(path.with_name(f"{path.stem}_{Path(str(previous)).name}.json"))
 
 
 def versions() -> dict[str, str]:
