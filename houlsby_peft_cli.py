@@ -538,8 +538,10 @@ def _predict_texts(options: argparse.Namespace, bank: TaskBank) -> None:
     from houlsby_peft.serving.files import json_line
 
     if options.texts != ["-"]:
-        inputs = _read_inputs(options.texts, options.pairs)
+        inputs = _read_inputs(list(map(_as_utf8, options.texts)), options.pairs)
     else:
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
         inputs = [line.rstrip("\n") for line in sys.stdin]
         if options.pairs:
             inputs = [tuple(line.split("\t")) for line in inputs]
@@ -710,6 +712,11 @@ def _card_options(options: argparse.Namespace) -> dict[str, Any]:
         "example": example,
         "metadata": dict(options.metadata or ()),
     }
+
+
+def _as_utf8(argument: str) -> str:
+    """Return an argument of the command line as UTF-8, whatever the locale."""
+    return os.fsencode(argument).decode("utf-8", "replace")
 
 
 def _read_inputs(texts: Sequence[str], pairs: bool) -> list[Any]:

@@ -123,7 +123,7 @@ def read_published(folder: Path, allow_pickle: bool, with_head: bool) -> Publish
     if not isinstance(adapter.fields.get("config"), dict):
         raise AdapterError(
             f"{ADAPTER_FILES[0]} must hold the options of one bottleneck adapter of AdapterHub in "
-            "`config`. An adapter of PEFT needs no conversion."
+            "`config`."
         )
     head = None
     if with_head and (folder / HEAD_FILES[0]).is_file():
@@ -147,6 +147,11 @@ def write_part(
 def _read_part(folder: Path, names: tuple[str, str, str], allow_pickle: bool) -> Part:
     """Read an adapter or a head from files of these names."""
     fields = read_json(folder / names[0])
+    if "peft_type" in fields:
+        raise AdapterError(
+            f"{folder / names[0]} is of PEFT's format already, method {fields['peft_type']}. To "
+            "convert it to AdapterHub's: --to adapterhub."
+        )
     file, pickled_file = folder / names[1], folder / names[2]
     if file.is_file():
         tensors = load_file(file)

@@ -162,6 +162,7 @@ class Reader(ABC):
         if kind not in self.kinds or not (is_pair or isinstance(text, str)):
             rule = " or ".join(self.kinds.values())
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
+        "".join(text).encode()  # half of a surrogate pair is a ValueError, not the tokenizer's own
         texts = ["a text", "a second text"][: 1 + is_pair]
         check_number_of_texts(
             texts, self._trained_on, "--pairs or text_pair", f"The adapter {self.called!r}"

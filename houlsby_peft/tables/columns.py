@@ -82,11 +82,13 @@ def find_text_columns(
         has_right_number = named or count in (None, len(names))
         if has_right_number and None not in matches:
             return matches  # type: ignore[return-value]
-    rule = "of a usual name, such as text or message"
+    rule = "The text needs a column of a usual name, such as text or message"
     if named:
-        rule = " and ".join(named)
+        rule = f"The text needs a column {' and '.join(named)}"
+    elif count == 2:
+        rule = "A pair needs two columns of usual names, such as question and context"
     raise AdapterError(
-        f"The text needs a column {rule}; the file has {', '.join(columns)}. Name it: "
+        f"{rule}; the file has {', '.join(columns)}. Name it: "
         "--text-column. If the first row is no header: --no-header."
     )
 

@@ -133,7 +133,7 @@ CASES = {
     ),
     "an adapter of PEFT": (
         put(CONFIG, b'{"peft_type": "LORA", "r": 8}'),
-        "An adapter of PEFT needs no conversion",
+        "is of PEFT.s format already, method",
     ),
     "another name": (top(name="../../etc"), "which its configuration has no place for"),
     "huge width": (top(hidden_size=10**40), "the width 1000"),

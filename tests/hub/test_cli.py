@@ -235,3 +235,32 @@ def test_a_reader_that_stops_early_is_no_error(adapter):
     os.close(writing)
     assert done.returncode == 0, done.stderr
     assert "BrokenPipeError" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "nothing.xlsx"], "nothing.xlsx is no file or folder that exists"),
+        (["evaluate", "run", "./nothing"], "./nothing is no file or folder that exists"),
+        (["train", ".", "--recipe", "poems"], "--recipe must be one of text_classification, token"),
+        (["predict", "a/b/c", "text"], "a/b/c is no file or folder that exists"),
+        (["predict", "user/adapter", "text", "--device", "abacus"], "--device must be one that Py"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_loaded(words, message, monkeypatch):
+    monkeypatch.setattr("houlsby_peft.checkpoints.saved.SavedAdapter.open", None)
+    with pytest.raises(SystemExit, match=f"^error: {message}"):
+        main(words)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--recipe", "squad"], ["--recipe=squad"], ["--r", "8", "--recipe", "squad"]]
+)
+def test_the_recipe_may_follow_the_data(flags, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.extend(arguments))
+    (tmp_path / "data.csv").write_text("text\na\n")
+    main(["train", str(tmp_path / "data.csv"), *flags])
+    assert started[1].endswith("squad.py")
+    assert "--recipe" not in " ".join(started)
+    assert ("8" in started) == ("8" in flags)
