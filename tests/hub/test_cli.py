@@ -164,6 +164,8 @@ def test_evaluate_runs_the_recipe_of_the_run_with_its_metrics(tmp_path, monkeypa
     command = "accelerate launch recipes/token_classification.py --data train.conll"
     (tmp_path / "results.json").write_text(json.dumps({"command": command}))
     started = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.conll").touch()
     monkeypatch.setattr(os, "execv", lambda _, words: started.extend(words))
     main(
         ["evaluate", str(tmp_path / "adapter"), "new.conll", "--metric", "seqeval", "my_metric.py"]
