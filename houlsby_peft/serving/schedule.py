@@ -21,8 +21,11 @@ _SECONDS = 0.2
 _FIRST_TOKENS = 1024
 # Shorter texts cost as much as one of these tokens.
 _LEAST_TOKENS = 32
-# Batches of questions that are encoded at a time. Their adapters are all in memory.
+# Batches of questions that are encoded and not yet predicted. Their adapters are all in memory.
 _MOST_BATCHES = 4
+# Characters that are encoded between two batches, unless a single text has more.
+_MOST_CHARACTERS = 20_000
+_CHARACTERS_OF_A_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ class Job:
         self.encoded: deque[Question] = deque()
         # Those of encoded questions that have not run.
         self.rows: deque[Row] = deque()
+        # About the number of tokens that have not run.
+        self.tokens_left = 0
+        for question in self.waiting:
+            self.tokens_left += _count_characters(question) // _CHARACTERS_OF_A_TOKEN
 
     @property
     def is_finished(self) -> bool:
@@ -60,12 +67,13 @@ class Job:
 
 
 class Schedule:
-    """Runs jobs in turns: each turn takes rows of the job that has waited longest, and fills the
-    batch with rows of others.
+    """Chooses the rows of each batch, so that short texts wait for long ones no longer than for a
+    batch or two.
 
     A batch has at most `batch_size` rows, and about as many tokens as the model reads in a fifth of
-    a second. At most half of it is padding. A text in many windows thus takes many turns, and a
-    text of one row waits for about one batch of each longer text. One thread at a time may use it.
+    a second. At most half of it is padding. A text in many windows thus needs many batches. Every
+    other batch begins with the job that has the fewest tokens left, the others with the job that
+    has waited longest since its last row. One thread at a time may use it.
     """
 
     def __init__(self, bank: TaskBank, batch_size: int) -> None:
@@ -75,6 +83,7 @@ class Schedule:
         self._most_tokens: float = _FIRST_TOKENS
         # The jobs of the last batch.
         self._served: list[Job] = []
+        self._is_turn_of_oldest = False
 
     @property
     def is_idle(self) -> bool:
@@ -92,8 +101,9 @@ class Schedule:
             if job in self._jobs:
                 self._jobs.remove(job)
                 self._jobs.append(job)
-        self._encode()
-        rows = self._choose_rows()
+        jobs = self._order_jobs()
+        self._encode(jobs)
+        rows = self._choose_rows(jobs)
         if rows:
             self._run(rows)
         return self._take_finished()
@@ -104,35 +114,52 @@ class Schedule:
         self._jobs.clear()
         return dropped
 
-    def _encode(self) -> None:
-        """Encode questions of jobs that have no rows left, as many as there is room for."""
-        room = _MOST_BATCHES * self._batch_size
+    def _order_jobs(self) -> list[Job]:
+        """Return the jobs in the order in which they may give rows, without those whose client is
+        gone.
+        """
+        jobs = [job for job in self._jobs if not job.is_finished]
+        is_turn_of_oldest = self._is_turn_of_oldest
+        # A job that is alone has its turn in any case.
+        self._is_turn_of_oldest = not is_turn_of_oldest and len(jobs) > 1
+        if not is_turn_of_oldest:
+            jobs.sort(key=lambda job: job.tokens_left)
+        return jobs
+
+    def _encode(self, jobs: Iterable[Job]) -> None:
+        """Encode questions of jobs that have no rows left: one, and others if there is room."""
         chosen: list[tuple[Job, Question]] = []
+        characters = 0
+        room = _MOST_BATCHES * self._batch_size
         for job in self._jobs:
             room -= len(job.encoded)
-        for job in self._jobs:
-            if job.rows or job.is_finished:
+        for job in jobs:
+            if job.rows:
                 continue
-            for _ in range(min(room, self._batch_size, len(job.waiting))):
-                chosen.append((job, job.waiting.popleft()))
-                room -= 1
+            for question in list(job.waiting)[: self._batch_size]:
+                characters += _count_characters(question)
+                if chosen and (characters > _MOST_CHARACTERS or len(chosen) >= room):
+                    break
+                chosen.append((job, question))
         if not chosen:
             return
         self._bank.encode([question for _, question in chosen])
         for job, question in chosen:
+            job.waiting.popleft()
             job.encoded.append(question)
             job.rows.extend(question.rows)
+            job.tokens_left -= _count_characters(question) // _CHARACTERS_OF_A_TOKEN
+            job.tokens_left += sum(row.tokens for row in question.rows)
 
-    def _choose_rows(self) -> list[Row]:
+    def _choose_rows(self, jobs: Iterable[Job]) -> list[Row]:
         """Take the rows of the next batch."""
         batch = _Batch(self._batch_size, self._most_tokens)
         self._served = []
-        for job in self._jobs:
-            if job.is_finished:  # its client is gone
-                continue
+        for job in jobs:
             count = len(batch.rows)
             while job.rows and batch.add(job.rows[0]):
-                job.rows.popleft()
+                row = job.rows.popleft()
+                job.tokens_left -= row.tokens
             if len(batch.rows) > count:
                 self._served.append(job)
             if len(batch.rows) == self._batch_size:
@@ -216,3 +243,9 @@ class _Batch:
         self._longest = longest
         self._tokens += tokens
         return True
+
+
+def _count_characters(question: Question) -> int:
+    if isinstance(question.text, str):
+        return len(question.text)
+    return sum(map(len, question.text))

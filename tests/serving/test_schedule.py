@@ -13,12 +13,13 @@ from tiny_models import perturb
 
 
 class FailingBank(TaskBank):
-    """A bank whose model fails for one text, and counts its batches."""
+    """A bank whose model fails for one text, and that keeps the tasks of its batches."""
 
     failing = "none"
+    batches = ()
 
     def run(self, rows):
-        self.batches = [*getattr(self, "batches", []), len(rows)]
+        self.batches = [*self.batches, [row.reader.called for row in rows]]
         texts = [row.reader.tokenizer.decode(row.part.inputs["input_ids"]) for row in rows]
         if any(self.failing in text for text in texts):
             raise RuntimeError("out of memory")
@@ -65,14 +66,33 @@ def test_a_short_text_does_not_wait_for_a_long_one(bank):
     assert spans(long.results[0].value) == spans(bank.predict([("people", text)])[0])
 
 
+def test_a_short_text_does_not_wait_for_many_long_ones(bank):
+    schedule = Schedule(bank, batch_size=4)
+    text = " ".join(WORDS * 40)
+    long = [make_job(bank, "people", f"{number} {text}") for number in range(30)]
+    for job in long:
+        schedule.add(job)
+    for _ in range(3):
+        schedule.step()
+        short = make_job(bank, "first", WORDS[0])
+        schedule.add(short)
+        assert short in [*schedule.step(), *schedule.step()]
+    # And a stream of short ones does not keep the long ones waiting forever.
+    bank.batches = ()
+    for _ in range(4):
+        schedule.add(make_job(bank, "first", *WORDS[:8]))
+        schedule.step()
+    assert sum("people" in tasks for tasks in bank.batches) == 2
+
+
 def test_texts_of_many_clients_share_batches(bank):
     schedule = Schedule(bank, batch_size=4)
     jobs = [make_job(bank, task, WORDS[0]) for task in ("first", "second") * 4]
-    bank.batches = []
+    bank.batches = ()
     for job in jobs:
         schedule.add(job)
     finished = [job for _ in range(2) for job in schedule.step()]
-    assert bank.batches == [4, 4]
+    assert [len(tasks) for tasks in bank.batches] == [4, 4]
     assert {*finished} == {*jobs}
 
 
