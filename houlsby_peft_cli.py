@@ -663,6 +663,7 @@ def _serve(options: argparse.Namespace) -> None:
         return
     from houlsby_peft.serving.server import run
 
+    _hide_messages()
     run(
         service_options,
         options.host,

@@ -33,6 +33,9 @@ _LAST_CONNECTIONS = 0.5
 _FIRST_BYTES = 1.0
 # Seconds that running requests may take after the signal to end.
 _LAST_REQUESTS = 30
+# Seconds after which an idle connection is closed: more than proxies keep theirs, which would
+# otherwise send requests into closing ones.
+_IDLE = 75
 
 
 def run(
@@ -146,6 +149,7 @@ class Server(uvicorn.Server):
                 access_log=access_log,
                 server_header=False,
                 timeout_graceful_shutdown=_LAST_REQUESTS,
+                timeout_keep_alive=_IDLE,
             )
         )
         self._service = app.state.service
