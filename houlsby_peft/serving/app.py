@@ -21,7 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from . import openai_routes, tei_routes
 from .bodies import Items, Predictions, Source
-from .engine import Asked, Engine, Status
+from .engine import Engine, Query, Status
 from .guards import Guard
 from .held_adapters import TaskSource
 from .options import ServiceOptions
@@ -88,13 +88,13 @@ async def predict(
     """Predict each row for its task. The form of text-embeddings-inference is accepted as well."""
     if isinstance(body, tei_routes.Predict):
         return Json(await tei_routes.classify(service, body))
-    asked: list[Asked] = []
+    queries: list[Query] = []
     rows: list[int] = []
     for number, item in enumerate(body.inputs):
-        asked += item.asked
+        queries += item.queries
         rows += [number] * len(item.names)
     try:
-        answers = await service.predict(asked)
+        answers = await service.predict(queries)
     except RefusedError as error:
         if error.row is not None:
             error.row = rows[error.row]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from .engine import Asked
+from .engine import Query
 from .readers import Input
 
 
@@ -64,10 +64,10 @@ class Item(BaseModel):
         return str(self.text)
 
     @property
-    def asked(self) -> list[Asked]:
+    def queries(self) -> list[Query]:
         """What it asks of each task."""
         text = self.input
-        return [Asked(name, text, self.top_k) for name in self.names]
+        return [Query(name, text, self.top_k) for name in self.names]
 
 
 class Items(BaseModel):

@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """What a request asks of one task; see `Question`."""
 
     task: str
@@ -86,8 +86,8 @@ class TaskFacts:
 class Engine(Protocol):
     """What the app knows of what predicts."""
 
-    async def predict(self, asked: Sequence[Asked]) -> list[Prediction | Refusal] | Refusal:
-        """Answer each question, or refuse all of them because too many are waiting."""
+    async def predict(self, queries: Sequence[Query]) -> list[Prediction | Refusal] | Refusal:
+        """Answer each query, or refuse all of them because too many are waiting."""
 
     async def status(self) -> Status | Refusal:
         """Return what is served."""
@@ -122,11 +122,11 @@ class BankEngine:
         if options.watch:
             threading.Thread(target=self._watch, daemon=True).start()
 
-    async def predict(self, asked: Sequence[Asked]) -> list[Prediction | Refusal] | Refusal:
-        """Answer each question, or refuse all of them because too many are waiting."""
+    async def predict(self, queries: Sequence[Query]) -> list[Prediction | Refusal] | Refusal:
+        """Answer each query, or refuse all of them because too many are waiting."""
         if self._count >= self._options.max_queued:
             return Refusal(503, "Too many requests are waiting. Try again later.")
-        job = Job(self._bank.question(*astuple(question)) for question in asked)
+        job = Job(self._bank.question(*astuple(query)) for query in queries)
         self._count += 1
         try:
             self._arrived.put(job)
@@ -134,9 +134,9 @@ class BankEngine:
         finally:
             self._count -= 1
         answers: list[Prediction | Refusal] = []
-        for question, result in zip(asked, results, strict=True):
+        for query, result in zip(queries, results, strict=True):
             if isinstance(result, Exception):
-                answers.append(self._explain(question.task, result))
+                answers.append(self._explain(query.task, result))
             else:
                 answers.append(result)
         return answers

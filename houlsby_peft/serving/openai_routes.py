@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field
 
 from .bodies import Text
-from .engine import Asked
+from .engine import Query
 from .refusals import Json
 from .schedule import Prediction
 from .service import Service, service_of
@@ -107,8 +107,8 @@ async def _predict(
     body: Inputs, service: Service, pipeline: str
 ) -> tuple[str, Sequence[Prediction]]:
     task = await service.choose_task(body.model)
-    asked = [Asked(task, text, all_classes=True) for text in body.texts]
-    predictions = await service.predict(asked)
+    queries = [Query(task, text, all_classes=True) for text in body.texts]
+    predictions = await service.predict(queries)
     check_pipeline(predictions, pipeline)
     return task, predictions
 

@@ -20,7 +20,7 @@ from ray.serve.exceptions import BackPressureError
 
 from .adapter_list import read_adapters
 from .app import make_app
-from .engine import Asked, BankEngine, Refusal, Status, TaskFacts
+from .engine import BankEngine, Query, Refusal, Status, TaskFacts
 from .held_adapters import TaskSource
 from .options import ServiceOptions
 from .schedule import Prediction
@@ -36,7 +36,7 @@ _MOST_REFUSED = 1000
 
 
 class RayEngine:
-    """Calls replicas. What was asked of a lost one is asked again, as it changes nothing.
+    """Calls replicas. A request to a lost one is repeated.
 
     Args:
         replicas: Ray's handle of a deployment of `BankEngine`.
@@ -45,9 +45,9 @@ class RayEngine:
     def __init__(self, replicas: Any) -> None:
         self._replicas = replicas
 
-    async def predict(self, asked: Sequence[Asked]) -> list[Prediction | Refusal] | Refusal:
+    async def predict(self, queries: Sequence[Query]) -> list[Prediction | Refusal] | Refusal:
         """Answer each question, or refuse all of them because too many are waiting."""
-        return await self._call("predict", asked)  # type: ignore[no-any-return]
+        return await self._call("predict", queries)  # type: ignore[no-any-return]
 
     async def status(self) -> Status | Refusal:
         """Return what a replica serves."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastapi import Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from .engine import Asked, Engine, Refusal, Status, TaskFacts
+from .engine import Engine, Query, Refusal, Status, TaskFacts
 from .options import ServiceOptions
 from .schedule import Prediction
 
@@ -62,12 +62,12 @@ class Service:
         )
         self._counted: set[str] = set()
 
-    async def predict(self, asked: Sequence[Asked]) -> list[Prediction]:
-        """Answer each question. The first one that cannot be answered is a `RefusedError`."""
+    async def predict(self, queries: Sequence[Query]) -> list[Prediction]:
+        """Answer each query. The first one that cannot be answered is a `RefusedError`."""
         start = time.perf_counter()
         status = 500
         try:
-            predictions = await self._predict(asked)
+            predictions = await self._predict(queries)
             status = 200
             return predictions
         except RefusedError as error:
@@ -77,30 +77,30 @@ class Service:
             self._requests.labels(str(status)).inc()
             self._seconds.observe(time.perf_counter() - start)
 
-    async def _predict(self, asked: Sequence[Asked]) -> list[Prediction]:
-        self._check_limits(asked)
-        answers = accept(await self.engine.predict(asked))
+    async def _predict(self, queries: Sequence[Query]) -> list[Prediction]:
+        self._check_limits(queries)
+        answers = accept(await self.engine.predict(queries))
         predictions = []
         for number, answer in enumerate(answers):
             predictions.append(accept(answer, number))
-        for question in asked:
-            self._rows.labels(question.task).inc()
-            self._counted.add(question.task)
+        for query in queries:
+            self._rows.labels(query.task).inc()
+            self._counted.add(query.task)
         return predictions
 
-    def _check_limits(self, asked: Sequence[Asked]) -> None:
+    def _check_limits(self, queries: Sequence[Query]) -> None:
         most = self.options.max_rows
-        if len(asked) > most:
+        if len(queries) > most:
             raise RefusedError(
                 Refusal(
                     413,
                     f"A request must have at most {most:,} rows, counted once per task; got "
-                    f"{len(asked):,}. Send several requests.",
+                    f"{len(queries):,}. Send several requests.",
                 )
             )
         most = self.options.max_characters
         # A text that several tasks read is there once.
-        inputs = {id(question.input): question.input for question in asked}
+        inputs = {id(query.input): query.input for query in queries}
         characters = 0
         for text in inputs.values():
             characters += len(text) if isinstance(text, str) else sum(map(len, text))

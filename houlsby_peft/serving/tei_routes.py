@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, Field
 
 from .bodies import Text
-from .engine import Asked, Refusal
+from .engine import Query, Refusal
 from .readers import Input
 from .refusals import Json
 from .schedule import Prediction
@@ -92,8 +92,8 @@ async def classify(service: Service, body: Predict, task: str | None = None) -> 
     is_single = isinstance(entries, str) or isinstance(entries[0], str)
     if is_single:
         entries = [entries]
-    asked = [Asked(name, _read_texts(entry), all_classes=True) for entry in entries]
-    predictions = await service.predict(asked)
+    queries = [Query(name, _read_texts(entry), all_classes=True) for entry in entries]
+    predictions = await service.predict(queries)
     check_pipeline(predictions, "text-classification")
     classes = [as_classes(prediction.value) for prediction in predictions]
     return classes[0] if is_single else classes
@@ -103,7 +103,7 @@ async def embed(service: Service, body: Embed, task: str | None = None) -> list[
     """Return the vector of each text."""
     name = await service.choose_task(task or body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    predictions = await service.predict([Asked(name, text) for text in texts])
+    predictions = await service.predict([Query(name, text) for text in texts])
     check_pipeline(predictions, "feature-extraction")
     vectors = []
     for prediction in predictions:
@@ -115,10 +115,10 @@ async def run_pipeline(service: Service, body: Pipeline, task: str) -> Any:
     """Return what the Hub's inference API does for the kind of the task."""
     entries = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     top_k = body.parameters.top_k
-    asked = []
+    queries = []
     for entry in entries:
-        asked.append(Asked(task, _read_input(entry), top_k, all_classes=top_k is None))
-    predictions = await service.predict(asked)
+        queries.append(Query(task, _read_input(entry), top_k, all_classes=top_k is None))
+    predictions = await service.predict(queries)
     values: list[Any] = []
     # The clients read classes and vectors as a list with one entry for each text.
     is_nested = True
