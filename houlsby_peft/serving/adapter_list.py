@@ -101,7 +101,9 @@ def changing_list(path: Path) -> Iterator[dict[str, Any]]:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = {}
+        for task, listed in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+            content[printable(str(task))] = listed
         yield content
         if not content:
             raise ValueError("A service needs at least one adapter. Add another one first.")

@@ -188,7 +188,8 @@ class BankEngine:
                     del adapters[task]
                 else:
                     self._bank.add(task, resolve(path, source), replace=True)
-                    adapters[task] = asdict(source)
+                    fields = asdict(source).items()
+                    adapters[task] = {name: value for name, value in fields if value is not None}
         finally:
             self._refresh()
 

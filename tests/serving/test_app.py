@@ -163,7 +163,7 @@ def test_requests_that_cannot_be_answered_and_bodies_of_another_form_are_refused
 def test_tasks_are_added_replaced_and_removed_by_requests(folder, base, tmp_path):
     shutil.copytree(folder, tmp_path / "adapters")
     listed = tmp_path / "tasks.yaml"
-    listed.write_text("first: adapters/first\n")
+    listed.write_text("first: adapters/first\n7: adapters/third\n")
     tokens = Tokens(predict=("asks",), manage=("changes",))
     service = ServiceInThread(listed, tokens)
     try:
@@ -180,6 +180,7 @@ def test_tasks_are_added_replaced_and_removed_by_requests(folder, base, tmp_path
         status, found = service.post("/predict", row, **changes)
         expected = houlsby_peft.load(folder / "second").predict(WORDS[0])
         assert scores(found["predictions"][0]) == scores(expected[0]).expected
+        assert service.ask("/tasks/7", method="DELETE", **changes)[0] == 200
         assert service.ask("/tasks", **asks)[1] == {"tasks": ["first", "new"]}
         assert "new:" in listed.read_text()
         lost = json.dumps({"source": "adapters/lost"}).encode()
