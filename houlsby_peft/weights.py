@@ -103,6 +103,12 @@ def check_at_hand(weights: Mapping[str, Any]) -> None:
             _refuse_part(name, "a DTensor (FSDP2)")
         if weight.numel() == 0:
             _refuse_part(name, "which is empty (ZeRO-3)")
+        if weight.is_floating_point() and not weight.isfinite().all():
+            raise ValueError(
+                f"An adapter's weights must be finite to be saved, copied or initialized; {name} "
+                "has NaN or infinite values. Its training has diverged: use an earlier checkpoint, "
+                "or a smaller learning rate."
+            )
 
 
 def _refuse_elsewhere(name: str, how: str) -> NoReturn:

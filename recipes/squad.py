@@ -29,6 +29,7 @@ from common.arguments import DataArguments, RecipeTrainingArguments, flag
 from common.command import parse_command
 from common.data import check_fast, sample
 from common.edge import RecipeError, end_with_one_line, log
+from common.files import write_json
 from common.metrics import Examples
 from common.model import Saved
 from common.presets import with_preset
@@ -42,7 +43,6 @@ from common.questions import (
     training_windows,
 )
 from common.reading import files_of, load_data
-from common.run import write_json
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 from houlsby_peft.serving.answers import QUESTION_TOKENS, Windows

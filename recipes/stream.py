@@ -24,9 +24,9 @@ from common.arguments import ClassifierArguments, flag
 from common.classification import ClassificationArguments, ClassificationTask, load_task, run
 from common.command import TASK, Command, parse_command
 from common.edge import RecipeError, end_with_one_line
+from common.files import write_json
 from common.label_issues import as_loaded, check_labels
 from common.reading import files_of
-from common.run import write_json
 from common.task import run_task
 
 

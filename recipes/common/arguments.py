@@ -365,7 +365,7 @@ class RecipeTrainingArguments(TrainingArguments):
         default="epoch", help="When to save a checkpoint: 'epoch', 'steps', 'best' or 'no'."
     )
     save_total_limit: int | None = flag(
-        default=1, help="Number of checkpoints to keep besides the best."
+        default=2, help="Number of checkpoints to keep besides the best."
     )
     # Without an accelerator, every run would warn about pinned memory.
     dataloader_pin_memory: bool = flag(

@@ -95,5 +95,18 @@ class _Terminated(SystemExit):
     """
 
 
+_received: list[int] = []  # signals that end the recipe
+
+
 def _terminate(number: int, frame: object) -> NoReturn:
+    _received.append(number)
     raise _Terminated(128 + number)
+
+
+def end_if_terminated() -> None:
+    """End the recipe if it was told to, and a library has caught the exception by which it ends.
+
+    `datasets` catches all exceptions while it tokenizes.
+    """
+    if _received:
+        raise _Terminated(128 + _received[0])

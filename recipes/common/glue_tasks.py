@@ -18,9 +18,9 @@ from common.arguments import ClassifierArguments, EncoderArguments, flag
 from common.command import Command, parse_command
 from common.data import check_columns, locate, sample
 from common.edge import RecipeError
+from common.files import write_atomically, write_json
 from common.presets import with_preset
 from common.reading import find_split, read_split
-from common.run import write_atomically, write_json
 from common.scores import (
     GLUE_TASKS,
     SCORES,

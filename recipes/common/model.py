@@ -40,7 +40,8 @@ from common.arguments import (
 )
 from common.command import Command
 from common.edge import RecipeError, log
-from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
+from common.files import read_object
+from common.run import ARGUMENTS_FILE, RESULTS_FILE
 from houlsby_peft import (
     AdapterRecord,
     HoulsbyConfig,

@@ -10,8 +10,8 @@ mohebbi2020: the re-implementation of Mohebbi and Rajaei 2020: "not shared", or 
 1 or 3 "shared in each layer" and "3-shared", which train neither norms nor a second layer of the
 head.
 uva2019: the reproduction of Whritenour and Schoch 2019, with the first paper's code and one
-learning rate for all. They print 2,379,264 trained parameters of 111,863,042, which are
---train_layer_norm false. A run's numbers have 1,538 more each: the head, which it trains in a copy.
+learning rate for all. They print 2,379,264 trained parameters of 111,863,042, the adapters alone;
+the code trains the norms and the head as well, and so does the preset.
 han2021: Han, Pang and Wu 2021, with the defaults of AdapterHub's library, whose initial weights are
 not truncated. The warm-up is the one of Mosbach et al. 2020, whom the paper follows for the model
 with adapters.

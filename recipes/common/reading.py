@@ -33,7 +33,7 @@ from houlsby_peft.tables import (
 # The splits, and the names of their files.
 SPLITS = {
     "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev"),
+    "validation": ("validation", "valid", "val", "dev", "validation_matched"),  # the last is MNLI's
     "test": ("test",),
 }
 _LISTED = 5  # files in a message
@@ -208,7 +208,12 @@ def _load_from_hub(name: str, config: str | None) -> dict[str, Dataset]:
     on_hub = load_dataset(name, config)
     if "train" not in on_hub:
         raise RecipeError(f"{name} must have a split 'train', it has {', '.join(on_hub)}.")
-    return {split: _number_rows(on_hub[split]) for split in SPLITS if split in on_hub}
+    splits = {}
+    for split, names in SPLITS.items():
+        for name in reversed(names):
+            if name in on_hub:
+                splits[split] = _number_rows(on_hub[name])
+    return splits
 
 
 def _number_rows(data: Dataset) -> Dataset:

@@ -15,14 +15,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from common.checkpoints import checkpoints, last_checkpoint
 from common.edge import RecipeError, log
+from common.files import fingerprint, fingerprint_of_all, read_object, write_json
 
 
 ARGUMENTS_FILE, RESULTS_FILE = "arguments.json", "results.json"
 EVALUATION = "evaluation"  # a subfolder, so that the files of a run remain
 SAVED = ("adapter", "model")  # the subfolders for the kept weights
-COMPLETE = "complete"  # a file that each checkpoint gets last
-CHECKPOINT = "checkpoint"  # how the names of checkpoints begin, before the step
 # Of the training, at which the scores of an evaluation were computed.
 MOMENT = ("epoch", "step", "seconds")
 WHERE = "(where)"  # a column that every data set gets: where each example is, such as "line 12"
@@ -82,9 +82,6 @@ _RESTORED = (
     "metric_for_best_model",
     "data of ",
 )
-# Bytes of a file that are read for its fingerprint; of a larger one half of it at either end.
-_SAMPLED = 1 << 26
-FINGERPRINTED = (".json", ".safetensors", ".bin", ".txt", ".model")  # files of a model's folder
 _LISTED = 3  # differences in a message
 
 
@@ -115,7 +112,9 @@ class Run:
             return
         if not previous:
             self.changed = {ARGUMENTS_FILE: "is missing"}
-        if results and not self.changed:
+        if results and not self.changed and find_saved(self.folder) is None:
+            log(f"{self.folder} holds this run, but its weights are gone: they are made again.")
+        elif results and not self.changed:
             log(
                 f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it "
                 "on other data."
@@ -263,60 +262,15 @@ def describe_content(
     """Return the paths and the fingerprints of the files and folders of a run that exist: its data,
     and what `arguments` name in OF_FOLDERS.
     """
-    paths = dict(files)
-    for name, value in arguments.items():
-        if name in OF_FOLDERS and value:
-            paths[name] = Path(str(value)).expanduser()
     content = {}
-    for name, path in paths.items():
+    for name, path in files.items():
         if path.exists():
+            content[name] = {"path": str(path), "sum": fingerprint_of_all(path)}
+    for name in OF_FOLDERS:
+        path = Path(str(arguments.get(name) or "")).expanduser()
+        if arguments.get(name) and path.exists():
             content[name] = {"path": str(path), "sum": fingerprint(path)}
     return content
-
-
-def fingerprint(path: Path) -> str:
-    """Return a checksum of a file, or of the names and the content of the files directly in a
-    folder.
-
-    Cards and logs, which change without changing the model, are left out. Of a file of more than 64
-    MB, both ends are read.
-    """
-    if path.is_file():
-        return f"{_add_to_checksum(0, path, name=''):08x}"
-    total = 0
-    for file in sorted(path.iterdir()):
-        if file.is_file() and file.suffix in FINGERPRINTED:
-            total = _add_to_checksum(total, file, file.name)
-    return f"{total:08x}"
-
-
-def _add_to_checksum(total: int, file: Path, name: str) -> int:
-    size = file.stat().st_size
-    total = zlib.crc32(f"{name} {size}".encode(), total)
-    with file.open("rb") as opened:
-        total = zlib.crc32(opened.read(_SAMPLED // 2), total)
-        opened.seek(max(opened.tell(), size - _SAMPLED // 2))
-        return zlib.crc32(opened.read(), total)
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint's folder, or -1 if it has another name."""
-    number = checkpoint.name.removeprefix(f"{CHECKPOINT}-")
-    return int(number) if number.isdigit() else -1
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the newest first."""
-    return sorted(folder.glob(f"{CHECKPOINT}-*"), key=step_of, reverse=True)
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest complete checkpoint in a folder, or None; report those that are newer."""
-    for path in checkpoints(folder):
-        if (path / COMPLETE).exists():
-            return str(path)
-        log(f"Skipping {path}: it is incomplete.")
-    return None
 
 
 def find_saved(folder: Path) -> Path | None:
@@ -414,30 +368,6 @@ def command_line(argv: Sequence[str], token: str | None = None) -> str:
     path = Path(script)
     folder = "recipes/studies" if path.parent.name == "studies" else "recipes"
     return shlex.join([*launcher, f"{folder}/{path.name}", *shown])
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that other processes, also after a kill, see all of it or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(text)
-    unfinished.replace(path)
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if the file is missing, damaged or holds something
-    else.
-    """
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def write_json(path: Path, content: Mapping[str, Any] | Iterable[Any]) -> None:
-    """Write an object as write_atomically does."""
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
 def _list(changes: Mapping[str, str]) -> str:

@@ -30,7 +30,8 @@ import houlsby_peft
 from common.arguments import RecipeTrainingArguments
 from common.command import Command
 from common.data import tokenize
-from common.edge import RecipeError, log, looks_like_a_path
+from common.edge import RecipeError, end_if_terminated, log, looks_like_a_path
+from common.files import read_object, write_json
 from common.metrics import Examples, compute_metrics, load_metrics
 from common.model import Saved, adapt, find_dtype, load_model, load_saved, on_main, quiet
 from common.run import (
@@ -41,8 +42,6 @@ from common.run import (
     command_line,
     find_evaluated,
     hardware,
-    read_object,
-    write_json,
 )
 from common.scores import (
     ClassScores,
@@ -150,6 +149,7 @@ class Task(ABC):
         self.data = {}
         for name, split in self.splits.items():
             self.data[name] = self.encode(split, name, tokenizer, max_length)
+            end_if_terminated()
         return self.trainer_class(
             model=model,
             args=training,

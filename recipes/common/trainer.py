@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ import torch
 from accelerate import DistributedType
 from numpy.typing import NDArray
 from peft import PeftModel
+from safetensors import SafetensorError
 from torch import nn
 from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
@@ -38,9 +40,10 @@ from transformers.trainer_utils import (
 )
 
 from common.arguments import RecipeTrainingArguments
-from common.edge import RecipeError, log
+from common.checkpoints import seal, step_of
+from common.edge import RecipeError, end_if_terminated, log
 from common.model import active_record
-from common.run import COMPLETE, MOMENT, SAVED, flags_of, step_of
+from common.run import MOMENT, SAVED, flags_of
 from common.scores import format_scores
 from houlsby_peft import AdapterDrop, AdapterRecord
 
@@ -161,6 +164,7 @@ class RecipeTrainer(Trainer):
         """
         share = self.trainable / self.total
         log(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
+        end_if_terminated()
         used, gpus = self.args.world_size, torch.cuda.device_count()
         if self.args.device.type == "cuda" and used < gpus:
             log(f"{used} of {gpus} GPUs in use; for others, see docs/distributed.md")
@@ -205,6 +209,7 @@ class RecipeTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> torch.Tensor:
+        end_if_terminated()
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not torch.isfinite(loss):
             raise RecipeError(
@@ -331,7 +336,9 @@ class RecipeTrainer(Trainer):
             for name in SAVED:  # also those of another method
                 shutil.rmtree(Path(self.args.output_dir, name), ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        self.save_model(str(Path(self.args.output_dir, self.saved_as)))
+        path = Path(self.args.output_dir, self.saved_as)
+        with _saving(path):
+            self.save_model(str(path))
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
@@ -362,8 +369,7 @@ class RecipeTrainer(Trainer):
         if checkpoint is None:
             return trained
         if self.state.best_global_step:
-            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
-            self.state.best_model_checkpoint = str(Path(self.args.output_dir, name))
+            self._find_best_checkpoint()
         is_over = self.state.global_step >= max_steps
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback):
@@ -375,6 +381,17 @@ class RecipeTrainer(Trainer):
             return epochs, 0
         return trained
 
+    def _find_best_checkpoint(self) -> None:
+        """Find the checkpoint of the best epoch so far, or forget its score if it is gone."""
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+        checkpoint = Path(self.args.output_dir, name)
+        if checkpoint.is_dir():
+            self.state.best_model_checkpoint = str(checkpoint)
+            return
+        log(f"note: {checkpoint}, the best so far, is gone: the best of the later ones is kept")
+        self.state.best_model_checkpoint = self.state.best_metric = None
+        self.state.best_global_step = None
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -385,7 +402,8 @@ class RecipeTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            super()._save_checkpoint(model, trial)
+            with _saving(checkpoint):
+                super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
@@ -393,12 +411,23 @@ class RecipeTrainer(Trainer):
         # one.
         if self.args.should_save:
             if not self.args.save_only_model:
-                (checkpoint / COMPLETE).touch()
+                seal(checkpoint)
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
 
     def _load_best_model(self) -> None:
         self.best_step = step_of(Path(str(self.state.best_model_checkpoint)))
         super()._load_best_model()
+
+
+@contextmanager
+def _saving(path: Path) -> Iterator[None]:
+    """End the run with one line if its weights cannot be written, as on a full disk."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise RecipeError(
+            f"{path} cannot be saved: {error}. The same command resumes from the checkpoint before."
+        ) from error
 
 
 class _Clock(TrainerCallback):

@@ -50,10 +50,11 @@ from transformers import (
 )
 
 import recipes_path  # noqa: F401
+from common.checkpoints import last_checkpoint
 from common.data import sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.glue_tasks import TASKS, GlueTask, parse_arguments
-from common.run import last_checkpoint, lock
+from common.run import lock
 from common.trainer import RecipeTrainer, scores_per_epoch
 
 

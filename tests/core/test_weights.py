@@ -235,3 +235,12 @@ def test_a_label_is_never_made_of_nan(base, tmp_path):
         bank.predict([("good", text)])[0]["label"]
         == houlsby_peft.load(good).predict(text)[0]["label"]
     )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_not_saved(value, tmp_path):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2))
+    with torch.no_grad():
+        next(weight for weight in model.parameters() if weight.requires_grad).view(-1)[0] = value
+    with pytest.raises(ValueError, match="must be finite to be saved"):
+        model.save_pretrained(tmp_path)

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 import glue
 import killed_runs
+from common.checkpoints import COMPLETE, step_of
 from common.edge import RecipeError, end_with_one_line
 from common.run import CONTENT, command_line, describe_content, differences, lock
 from recipe_runs import results_of, run, write
@@ -71,7 +72,7 @@ def scores(folder):
 
 
 def last_step(folder):
-    whole = [path.parent.name for path in folder.glob("checkpoint-*/complete")]
+    whole = [path.parent.name for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return max((int(name.removeprefix("checkpoint-")) for name in whole), default=0)
 
 
@@ -107,7 +108,7 @@ def in_a_checkpoint(folder):
     """A checkpoint is being written, and there is a whole one before it, of a later epoch than the
     first.
     """
-    unfinished = [path for path in folder.glob("checkpoint-*") if not (path / "complete").exists()]
+    unfinished = [path for path in folder.glob("checkpoint-*") if not (path / COMPLETE).exists()]
     written = any((path / "adapter_model.safetensors").exists() for path in unfinished)
     return written and last_step(folder) > STEPS_PER_EPOCH
 
@@ -293,14 +294,48 @@ class TestResuming:
         with pytest.raises(RecipeError, match=f"restores the optimizer.*{flag[2:]} was"):
             run(glue, *flags, *more)
 
-    def test_an_incomplete_checkpoint_is_skipped(self, folder, flags, capsys):
+    @pytest.mark.parametrize(
+        ("damaged", "content", "said"),
+        [
+            (COMPLETE, None, "it is incomplete"),
+            ("optimizer.pt", None, "it lacks optimizer.pt"),
+            ("scheduler.pt", b"another", "scheduler.pt is not as it was saved"),
+            ("rng_state.pth", None, "it lacks rng_state.pth"),
+        ],
+    )
+    def test_an_incomplete_checkpoint_is_skipped(
+        self, damaged, content, said, folder, flags, capsys
+    ):
         (folder / "results.json").unlink()
-        shutil.copytree(folder / "checkpoint-12", folder / "checkpoint-20")
-        (folder / "checkpoint-20" / "complete").unlink()
+        newer = folder / "checkpoint-20"
+        shutil.copytree(folder / "checkpoint-12", newer)
+        (newer / damaged).unlink()
+        if content is not None:
+            (newer / damaged).write_bytes(content)
         run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
         printed = capsys.readouterr().out
-        assert "checkpoint-20: it is incomplete" in printed
+        assert f"checkpoint-20: {said}" in printed
         assert f"Resuming from {folder / 'checkpoint-12'}" in printed
+
+    def test_weights_that_are_gone_are_made_again(self, folder, flags, capsys):
+        weights = folder / "adapter" / "adapter_model.safetensors"
+        before = weights.read_bytes()
+        shutil.rmtree(folder / "adapter")
+        run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
+        assert "its weights are gone: they are made again" in capsys.readouterr().out
+        assert weights.read_bytes() == before
+
+    def test_a_best_checkpoint_that_is_gone(self, flags, tmp_path, capsys):
+        """With a rate of almost 0, the first epoch is the best."""
+        command = [*flags, "--learning_rate", 1e-60, "--num_train_epochs", 2]
+        run(glue, *command, "--output_dir", tmp_path)
+        first = min(tmp_path.glob("checkpoint-*"), key=step_of)
+        assert json.loads((tmp_path / "results.json").read_text())["best_epoch"] == 1
+        (tmp_path / "results.json").unlink()
+        shutil.rmtree(first)
+        run(glue, *command, "--output_dir", tmp_path)
+        assert f"{first}, the best so far, is gone" in capsys.readouterr().out
+        assert json.loads((tmp_path / "results.json").read_text())["best_epoch"] is None
 
     def test_early_stopping_counts_on_after_a_crash(self, flags, tmp_path):
         """With a rate of almost 0 no epoch is better than the first: two more are scored, whatever

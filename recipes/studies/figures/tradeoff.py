@@ -8,7 +8,7 @@ standard error.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -58,6 +58,9 @@ NAMES = {
 SIZE_OF = {"houlsby": ("r", "r"), "lora": ("r", "lora_r"), "top_k": ("k", "top_k")}
 
 Scores = Mapping[str, Mapping[int, float]]  # by column and seed
+OverSeeds = Callable[[Iterable[float]], float]
+# What the score of several seeds is.
+OVER_SEEDS: dict[str, OverSeeds] = {"mean": mean, "best": max}
 
 
 @dataclass
@@ -79,6 +82,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", choices=("validation", "test"), default="validation", help="Where it was scored."
     )
+    parser.add_argument(
+        "--seeds",
+        choices=[*OVER_SEEDS],
+        default="mean",
+        help="Of several tasks: the mean of the seeds or the best one, as in figures 1 and 3.",
+    )
     parser.add_argument("--each", action="store_true", help="A panel per task, with its scores.")
 
 
@@ -86,7 +95,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     lines = arrange(finished(folder), CHOSEN)
     columns = _drawn_columns(find_columns(lines, arguments.score))
     each = arguments.each or len(columns) == 1
-    points = summarize(lines, columns, arguments.split, each)
+    points = summarize(lines, columns, arguments.split, each, OVER_SEEDS[arguments.seeds])
     write_points(folder / "tradeoff.jsonl", points)
     if each:
         for name in sorted(columns.keys() & FIGURE_4.keys()):
@@ -104,7 +113,11 @@ def _drawn_columns(columns: Columns) -> dict[str, tuple[str, str]]:
 
 
 def summarize(
-    lines: Sequence[TableLine], columns: Columns, split: str = "validation", each: bool = False
+    lines: Sequence[TableLine],
+    columns: Columns,
+    split: str = "validation",
+    each: bool = False,
+    over_seeds: OverSeeds = mean,
 ) -> list[Point]:
     """Return a point per method and size, or with `each` one per task as well.
 
@@ -122,7 +135,7 @@ def summarize(
     else:
         full = _scores_of_full(sizes)
         for size in sizes:
-            values = percentiles(size.scores, full)
+            values = percentiles(size.scores, full, over_seeds)
             facts = {"panel": "", "relative": full is not None, "score": "score"}
             points.append(_point(size, [*size.scores], values) | facts)
     places = {(point["panel"], point["series"], point["size"]) for point in points}
@@ -159,16 +172,19 @@ def _scores_of_full(sizes: Sequence[Size]) -> Scores | None:
     return None
 
 
-def percentiles(scores: Scores, base: Scores | None) -> dict[str, float]:
-    """Return the 20th, 50th and 80th percentile over the tasks of the mean scores.
+def percentiles(
+    scores: Scores, base: Scores | None, over_seeds: OverSeeds = mean
+) -> dict[str, float]:
+    """Return the 20th, 50th and 80th percentile over the tasks of the scores.
 
-    With `base`, it is those of the differences to its mean scores.
+    A score is that of several seeds: their mean or their best. With `base`, the percentiles are
+    those of the differences to its scores.
     """
     changes = []
     for name, of_seeds in scores.items():
-        change = mean(of_seeds.values())
+        change = over_seeds(of_seeds.values())
         if base is not None:
-            change -= mean(base[name].values())
+            change -= over_seeds(base[name].values())
         changes.append(change)
     low, middle, high = np.percentile(changes, [20, 50, 80]).tolist()
     return {"low": low, "middle": middle, "high": high}

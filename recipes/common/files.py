@@ -1,0 +1,79 @@
+"""Files of runs: JSON that is written whole, and checksums of files and folders.
+
+This file imports no PyTorch, so that sweep.py and study_table.py start in a moment.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+# Bytes of a file that are read for its checksum; of a larger one half of it at either end.
+_SAMPLED = 1 << 26
+FINGERPRINTED = (".json", ".safetensors", ".bin", ".txt", ".model")  # files of a model's folder
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that other processes, also after a kill, see all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file is missing, damaged or holds something
+    else.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def write_json(path: Path, content: Mapping[str, Any] | Iterable[Any]) -> None:
+    """Write an object as write_atomically does."""
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
+
+
+def fingerprint(path: Path) -> str:
+    """Return a checksum of a file, or of the names and the content of the files directly in the
+    folder of a model.
+
+    Cards and logs, which change without changing the model, are left out.
+    """
+    if path.is_file():
+        return f"{add_to_checksum(0, path, name=''):08x}"
+    total = 0
+    for file in sorted(path.iterdir()):
+        if file.is_file() and file.suffix in FINGERPRINTED:
+            total = add_to_checksum(total, file, file.name)
+    return f"{total:08x}"
+
+
+def fingerprint_of_all(path: Path) -> str:
+    """Return a checksum of a file, or of all files in a folder of data."""
+    if path.is_file():
+        return fingerprint(path)
+    total = 0
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            total = add_to_checksum(total, file, file.relative_to(path).as_posix())
+    return f"{total:08x}"
+
+
+def add_to_checksum(total: int, file: Path, name: str) -> int:
+    """Return a checksum that goes on with a file: its name, its size and its content.
+
+    Of a file of more than 64 MB, both ends are read.
+    """
+    size = file.stat().st_size
+    total = zlib.crc32(f"{name} {size}".encode(), total)
+    with file.open("rb") as opened:
+        total = zlib.crc32(opened.read(_SAMPLED // 2), total)
+        opened.seek(max(opened.tell(), size - _SAMPLED // 2))
+        return zlib.crc32(opened.read(), total)
