@@ -44,6 +44,8 @@ TOKENIZER_FILES = (
 )
 
 SAVED_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
+# The largest vocabularies take some 35 MB.
+_MOST_BYTES_OF_TOKENIZER = 200_000_000
 _AGAIN = "Save or download the adapter again."
 _log = logging.getLogger(__name__)
 
@@ -92,6 +94,13 @@ class SavedAdapter:
             # A dangling link, a folder, or a pipe that would keep its reader waiting.
             if os.path.lexists(path) and not path.is_file():
                 raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")
+            if file_name in TOKENIZER_FILES and path.exists():
+                size = path.stat().st_size
+                if size > _MOST_BYTES_OF_TOKENIZER:
+                    raise AdapterError(
+                        f"{name}: {path.name} must have at most {_MOST_BYTES_OF_TOKENIZER:,} "
+                        f"bytes; it has {size:,}. {_AGAIN}"
+                    )
         try:
             config = _read_config(folder)
         except Exception as error:  # whatever a damaged file leads the libraries to

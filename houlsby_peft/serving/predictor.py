@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -88,7 +88,7 @@ class Predictor:
 
     def predict(
         self,
-        inputs: Input | Sequence[Input],
+        inputs: Input | Iterable[Input],
         batch_size: int = 32,
         top_k: int | None = None,
         **options: Any,
@@ -127,10 +127,11 @@ class Predictor:
                 mode.
         """
         reader = self.reader(**options)
-        if isinstance(inputs, (str, tuple)):
-            inputs = [inputs]
+        several: Any = inputs
+        if isinstance(inputs, (str, tuple)) or not isinstance(inputs, Iterable):
+            several = [inputs]
         results: list[Any] = []
-        for batch in split_batches(inputs, batch_size):
+        for batch in split_batches(list(several), batch_size):
             requests = [reader.request(text, top_k) for text in batch]
             results += predict_requests(requests, batch_size)
         return results

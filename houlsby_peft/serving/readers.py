@@ -21,7 +21,6 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
 from ..record import AdapterRecord
-from ..tables import check_number_of_texts
 from ..tuner_layer import record_of
 from .answers import Windows
 from .base_model import count_positions, count_tokens
@@ -151,10 +150,22 @@ class Reader(ABC):
         self._check_input(text)
         self._check_options(top_k, threshold)
         with _TOKENIZING:
-            parts = self.encode(text)
+            parts = self._encode_safely(text)
         for part in parts:
             self._check_tokens(part.inputs["input_ids"])
         return Request(self, text, parts, top_k, threshold)
+
+    def _encode_safely(self, text: Input) -> list[EncodedText]:
+        """Encode an input; a panic of the tokenizer, which is no `Exception`, becomes an error."""
+        try:
+            return self.encode(text)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(
+                f"The tokenizer of {self.called!r} cannot read {shortened(repr(text))}: "
+                f"{shortened(str(error))}."
+            ) from error
 
     def _check_input(self, text: Input) -> None:
         is_pair = _is_pair(text)
@@ -163,10 +174,12 @@ class Reader(ABC):
             rule = " or ".join(self.kinds.values())
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
         "".join(text).encode()  # half of a surrogate pair is a ValueError, not the tokenizer's own
-        texts = ["a text", "a second text"][: 1 + is_pair]
-        check_number_of_texts(
-            texts, self._trained_on, "--pairs or text_pair", f"The adapter {self.called!r}"
-        )
+        if self._trained_on is not None and is_pair != (len(self._trained_on) == 2):
+            kinds = ("single texts", "pairs of texts")
+            raise ValueError(
+                f"The adapter {self.called!r} reads {kinds[not is_pair]}, as it was trained on "
+                f"{' and '.join(map(repr, self._trained_on))}; got one of the {kinds[is_pair]}."
+            )
 
     def _check_options(self, top_k: int | None, threshold: float | None) -> None:
         kind = self.record.problem_type or self.task.pipeline
@@ -176,8 +189,8 @@ class Reader(ABC):
                     f"{name} is for text classification; the task of {self.called!r} is {kind}. "
                     "Leave it out."
                 )
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k must be a number of classes, at least 1; got {top_k}.")
+        if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+            raise ValueError(f"top_k must be a number of classes, at least 1; got {top_k!r}.")
 
     def _check_tokens(self, ids: Sequence[int]) -> None:
         if not ids:

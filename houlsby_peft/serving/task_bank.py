@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import reprlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import AdapterError, shortened
+from .adapter_list import read_adapters
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
 from .readers import (
     Input,
@@ -83,7 +85,7 @@ class TaskBank:
 
     Args:
         adapters: The tasks, each with its adapter: a folder, a name on the Hub, a `SavedAdapter` or
-            a `TaskSource`.
+            a `TaskSource`. Or a folder of adapters or runs, each of which is a task of its name.
         base_model: The base model, or its name or folder, in place of the one that the first
             adapter names. A model serves the tasks with its kind of head; those of other kinds load
             the one that they name.
@@ -99,7 +101,7 @@ class TaskBank:
 
     def __init__(
         self,
-        adapters: Mapping[str, Source],
+        adapters: Mapping[str, Source] | str | os.PathLike[str],
         *,
         base_model: PreTrainedModel | str | None = None,
         max_bytes: float = 2 * 10**9,
@@ -108,6 +110,8 @@ class TaskBank:
         dtype: torch.dtype | None = None,
         other_base: Literal["refuse", "warn"] = "refuse",
     ) -> None:
+        if isinstance(adapters, (str, os.PathLike)):
+            adapters = read_adapters(adapters)
         # Replaced as a whole when tasks change, so that it can be read without a lock.
         self._tasks = {name: BankTask(name, source) for name, source in adapters.items()}
         self._held = HeldAdapters(
@@ -172,7 +176,8 @@ class TaskBank:
                 number of classes or is for a task without classes.
         """
         several = list(requests)
-        limits = [top_k] * len(several) if isinstance(top_k, int | None) else list(top_k)
+        limits = list(top_k) if isinstance(top_k, Sequence) else [top_k] * len(several)
+        _check_requests(several, limits)
         catch: tuple[type[Exception], ...] = (Exception,) if return_errors else ()
         # Until all requests are answered, these keep the adapters that the tasks have now.
         questions = []
@@ -479,3 +484,18 @@ def _group_results(
             answers.append(dict(zip(tasks, results[start:end], strict=True)))
             start = end
     return answers
+
+
+def _check_requests(requests: Sequence[object], limits: Sequence[object]) -> None:
+    """Refuse requests that are not pairs, which would be read as others or fail without a word."""
+    for request in requests:
+        if not isinstance(request, (tuple, list)) or len(request) != 2:
+            raise ValueError(
+                "Each request must be a pair of a task, or a list of tasks, and an input; got "
+                f"{shortened(repr(request))}. For one text: bank.ask(text)."
+            )
+    if len(limits) != len(requests):
+        raise ValueError(
+            f"top_k must be one number, or one for each of the {len(requests)} requests; got "
+            f"{len(limits)}."
+        )

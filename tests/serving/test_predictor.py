@@ -69,6 +69,44 @@ def test_a_batch_has_at_least_one_input(base, tmp_path, batch_size):
             predict()
 
 
+def test_inputs_may_be_generated_and_others_are_refused(base, tmp_path):
+    predictor = houlsby_peft.load(make_adapter(tmp_path / "a", base), base_model=str(base))
+    texts = ["one", "two"]
+    assert predictor.predict(text for text in texts) == predictor.predict(texts)
+    for wrong in (None, 5, [None], ["\ud800"]):
+        with pytest.raises(ValueError, match=r"input must be a text|surrogates not allowed"):
+            predictor.predict(wrong)
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrong", "message"),
+    [
+        (["text"], ("a", "b"), "reads single texts, as it was trained on 'text'; got one of the p"),
+        (["one", "two"], "a", "reads pairs of texts, as it was trained on 'one' and 'two'; got o"),
+    ],
+)
+def test_pairs_and_single_texts_are_not_mixed_up(columns, wrong, message, base, tmp_path):
+    adapter = make_adapter(tmp_path / "a", base)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["recorded"]["text_columns"] = columns
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    predictor = houlsby_peft.load(adapter, base_model=str(base))
+    with pytest.raises(ValueError, match=message):
+        predictor.predict([wrong])
+
+
+def test_a_panic_of_the_tokenizer_is_an_error_of_its_text(base, tmp_path, monkeypatch):
+    predictor = houlsby_peft.load(make_adapter(tmp_path / "a", base), base_model=str(base))
+    panic = type("PanicException", (BaseException,), {})
+
+    def encode(self, text):
+        raise panic("index out of bounds")
+
+    monkeypatch.setattr(type(predictor.reader()), "encode", encode)
+    with pytest.raises(ValueError, match="cannot read 'a': index out of bounds"):
+        predictor.predict("a")
+
+
 @torch.no_grad()
 def test_text_classification_gives_the_softmax_of_the_logits_with_the_names(
     base, tokenizer, tmp_path

@@ -310,6 +310,30 @@ def test_nothing_is_no_input(folders):
         bank.predict([("topic", None)])
 
 
+@pytest.mark.parametrize(
+    ("requests", "options", "message"),
+    [
+        ("first", {}, "Each request must be a pair of a task, or a list of tasks, and an input"),
+        (["first"], {}, "Each request must be a pair"),
+        ([("first", "a", "b")], {}, "Each request must be a pair"),
+        ([("first", "a")], {"top_k": [1, 2]}, "top_k must be one number, or one for each of the 1"),
+        ([("topic", "a")], {"top_k": "2"}, "top_k must be a number of classes"),
+    ],
+)
+def test_requests_of_another_form_are_refused(requests, options, message, folders):
+    with pytest.raises(ValueError, match=message):
+        TaskBank(folders).predict(requests, **options)
+
+
+def test_a_folder_of_adapters_and_a_generator_of_requests(base, tmp_path):
+    make_adapter(tmp_path / "mails", base)
+    make_adapter(tmp_path / "chats", base)
+    bank = TaskBank(tmp_path, base_model=str(base))
+    assert sorted(bank.tasks) == ["chats", "mails"]
+    requests = [(task, text) for task in bank.tasks for text in ("a", "b")]
+    assert bank.predict(request for request in requests) == bank.predict(requests)
+
+
 def test_a_base_model_and_a_precision_that_are_given(base, folders, alone):
     bank = TaskBank(folders, base_model=str(base), dtype=torch.bfloat16, device="cpu")
     requests = [("topic", text) for text in WORDS]
