@@ -9,6 +9,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from .config import PAPER_INIT_STD, HoulsbyConfig
+from .kernels import bottleneck as operation
 
 
 class Bottleneck(nn.Module):
@@ -35,7 +36,8 @@ class Bottleneck(nn.Module):
 
     Shape:
         - Input: `(..., d)`, any floating dtype.
-        - Output: the shape and dtype of the input. The branch is computed in the weights' dtype.
+        - Output: the shape and dtype of the input. The branch is computed in the weights' dtype, or
+          in the dtype of the input where one operation computes all of it; see `kernels/`.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class Bottleneck(nn.Module):
             read: What the branch is computed from, of the same shape. Default: the hidden states.
         """
         if read is None:
+            if type(self).branch is _BRANCH and operation.can_run(self, hidden):
+                return operation.run(self, hidden)
             read = hidden
         branch = self.branch(to_weight(read, self.down_proj.weight))
         return hidden + branch.to(hidden)
@@ -98,6 +102,11 @@ class Bottleneck(nn.Module):
         if isinstance(self.scaling, float) and self.scaling == 1:
             return branch
         return branch * self.scaling
+
+
+# The branch that `kernels/bottleneck.py` computes as well, in one operation with the sum: whoever
+# changes the method above changes both. A variant with another branch does not use the operation.
+_BRANCH = Bottleneck.branch
 
 
 def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:

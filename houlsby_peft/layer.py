@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .errors import AdapterError
+from .kernels import layer_norm
 from .modules import cast, copy_of, hidden_states_of
 from .residual import SkipConnection
 from .tuner_layer import HoulsbyTunerLayer, ModelState, batch_of
@@ -190,6 +191,8 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         norm = self.norm(adapter_name)
         if norm.weight.dtype == self.base_layer.weight.dtype:
             return norm(*args, **kwargs)
+        if layer_norm.can_run(norm, args, kwargs):
+            return layer_norm.run(norm, *args)
         hidden = hidden_states_of(args, kwargs)
         args, kwargs = cast((args, kwargs), norm.weight.dtype)  # type: ignore[arg-type]
         return cast(norm(*args, **kwargs), hidden.dtype)

@@ -1,0 +1,1 @@
+"""What an adapter computes at a place, as one operation of PyTorch instead of many."""

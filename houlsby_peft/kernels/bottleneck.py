@@ -1,0 +1,216 @@
+"""A bottleneck as one operation, and its backward pass as another.
+
+`Bottleneck` states what is computed. The operations compute in the dtype of the hidden states and
+give the weights' gradients in the weights' dtype. In float32 on a CPU, the results are those of the
+modules bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .plain import differentiate, has_plain_weights, is_plain_call, without_autocast
+
+
+_aten: Any = torch.ops.aten
+
+
+def _gelu_tanh(hidden: torch.Tensor) -> torch.Tensor:
+    return F.gelu(hidden, approximate="tanh")
+
+
+def _gelu_backward(
+    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
+) -> torch.Tensor:
+    return _aten.gelu_backward(grad, hidden)  # type: ignore[no-any-return]
+
+
+def _gelu_tanh_backward(
+    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
+) -> torch.Tensor:
+    return _aten.gelu_backward(grad, hidden, approximate="tanh")  # type: ignore[no-any-return]
+
+
+def _relu_backward(
+    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
+) -> torch.Tensor:
+    return _aten.threshold_backward(grad, activated, 0)  # type: ignore[no-any-return]
+
+
+def _silu_backward(
+    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
+) -> torch.Tensor:
+    return _aten.silu_backward(grad, hidden)  # type: ignore[no-any-return]
+
+
+def _tanh_backward(
+    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
+) -> torch.Tensor:
+    return _aten.tanh_backward(grad, activated)  # type: ignore[no-any-return]
+
+
+_Backward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# By the names of transformers' `ACT2FN`: each activation, and the gradient of what it is applied to
+# from the gradient of its result, what it was applied to, and its result.
+ACTIVATIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], _Backward]] = {
+    "gelu": (F.gelu, _gelu_backward),
+    "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_backward),
+    "relu": (F.relu, _relu_backward),
+    "silu": (F.silu, _silu_backward),
+    "swish": (F.silu, _silu_backward),
+    "tanh": (torch.tanh, _tanh_backward),
+}
+
+
+_MODULES = {"down_proj", "activation", "up_proj", "dropout"}
+
+
+def can_run(bottleneck: Any, hidden: torch.Tensor) -> bool:
+    """Return whether `run` computes what a `Bottleneck` does."""
+    if bottleneck.activation_name not in ACTIVATIONS or not is_plain_call(hidden):
+        return False
+    scaling = bottleneck.scaling
+    if isinstance(scaling, torch.Tensor) or scaling != 1:
+        return False
+    modules = bottleneck._modules
+    if bottleneck._parameters or modules.keys() != _MODULES:
+        return False  # a variant with further weights
+    dropout = modules["dropout"]
+    if dropout.training and type(dropout) is not nn.Identity:
+        return False
+    down_proj, up_proj = modules["down_proj"], modules["up_proj"]
+    return has_plain_weights(down_proj, nn.Linear, hidden) and has_plain_weights(
+        up_proj, nn.Linear, hidden
+    )
+
+
+def run(bottleneck: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Add the branch of a bottleneck to hidden states `(..., d)`."""
+    modules = bottleneck._modules
+    down_proj, up_proj = modules["down_proj"], modules["up_proj"]
+    result: torch.Tensor = torch.ops.houlsby_peft.bottleneck.default(
+        hidden,
+        down_proj.weight,
+        down_proj.bias,
+        up_proj.weight,
+        up_proj.bias,
+        bottleneck.activation_name,
+    )[0]
+    return result
+
+
+torch.library.define(
+    "houlsby_peft::bottleneck",
+    "(Tensor hidden, Tensor down_weight, Tensor down_bias, Tensor up_weight, Tensor up_bias, "
+    "str activation) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "houlsby_peft::bottleneck_backward",
+    "(Tensor grad, Tensor hidden, Tensor inner, Tensor down_weight, Tensor up_weight, "
+    "str activation) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def compute(
+    hidden: torch.Tensor,
+    down_weight: torch.Tensor,
+    down_bias: torch.Tensor,
+    up_weight: torch.Tensor,
+    up_bias: torch.Tensor,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the hidden states with the branch `(..., d)`, and `down_proj(hidden)` `(..., r)`."""
+    activate, _ = ACTIVATIONS[activation]
+    dtype = hidden.dtype
+    inner = F.linear(hidden, down_weight.to(dtype), down_bias.to(dtype))
+    branch = F.linear(activate(inner), up_weight.to(dtype), up_bias.to(dtype))
+    return branch.add_(hidden), inner
+
+
+def compute_backward(
+    grad: torch.Tensor,
+    hidden: torch.Tensor,
+    inner: torch.Tensor,
+    down_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of the hidden states and of the weights, in the order of `compute`."""
+    activate, activate_backward = ACTIVATIONS[activation]
+    dtype, wide = hidden.dtype, down_weight.dtype
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    inner_rows = inner.reshape(-1, inner.shape[-1])
+    grad_rows = grad.reshape(rows.shape)
+    with without_autocast(hidden.device):
+        activated = activate(inner_rows)
+        grad_activated = grad_rows.mm(up_weight.to(dtype))
+        grad_inner = activate_backward(grad_activated, inner_rows, activated)
+        grad_hidden = grad_inner.mm(down_weight.to(dtype)).add_(grad_rows)
+        wide_inner, wide_grad = grad_inner.to(wide), grad_rows.to(wide)
+        grad_down_weight = wide_inner.t().mm(rows.to(wide))
+        grad_up_weight = wide_grad.t().mm(activated.to(wide))
+    return (
+        grad_hidden.view(hidden.shape),
+        grad_down_weight,
+        wide_inner.sum(0),
+        grad_up_weight,
+        wide_grad.sum(0),
+    )
+
+
+def _fake(
+    hidden: torch.Tensor, down_weight: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    inner = hidden.new_empty((*hidden.shape[:-1], down_weight.shape[0]))
+    return hidden.new_empty(hidden.shape), inner
+
+
+def _fake_backward(
+    grad: torch.Tensor,
+    hidden: torch.Tensor,
+    inner: torch.Tensor,
+    down_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    activation: str,
+) -> tuple[torch.Tensor, ...]:
+    return (
+        hidden.new_empty(hidden.shape),
+        torch.empty_like(down_weight),
+        down_weight.new_empty(down_weight.shape[0]),
+        torch.empty_like(up_weight),
+        up_weight.new_empty(up_weight.shape[0]),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    *tensors, ctx.activation = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: torch.Tensor | None, _: None) -> tuple[torch.Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
+    *inputs, inner = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        # For second derivatives, PyTorch differentiates what the operation consists of.
+        return (*differentiate(partial(compute, activation=ctx.activation), inputs, grad), None)
+    hidden, down_weight, _down_bias, up_weight, _up_bias = inputs
+    gradients = torch.ops.houlsby_peft.bottleneck_backward.default(
+        grad, hidden, inner, down_weight, up_weight, ctx.activation
+    )
+    return (*gradients, None)
+
+
+torch.library.register_autograd("houlsby_peft::bottleneck", _backward, setup_context=_keep)
+torch.library.impl("houlsby_peft::bottleneck", "default", compute)
+torch.library.impl("houlsby_peft::bottleneck_backward", "default", compute_backward)
+torch.library.register_fake("houlsby_peft::bottleneck", _fake)
+torch.library.register_fake("houlsby_peft::bottleneck_backward", _fake_backward)

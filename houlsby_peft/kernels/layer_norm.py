@@ -1,0 +1,119 @@
+"""A layer norm with weights in float32 for hidden states in half precision, as one operation.
+
+Everything is computed in float32, and only the result is rounded.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from .plain import differentiate, has_plain_weights, is_plain_call, without_autocast
+
+
+_aten: Any = torch.ops.aten
+
+
+def can_run(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether `run` computes what a norm does with these arguments."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor):
+        return False
+    return is_plain_call(args[0]) and has_plain_weights(norm, nn.LayerNorm, args[0])
+
+
+def run(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Normalize hidden states `(..., d)`; the result has their dtype."""
+    result: torch.Tensor = torch.ops.houlsby_peft.layer_norm.default(
+        hidden, norm.weight, norm.bias, norm.eps
+    )[0]
+    return result
+
+
+torch.library.define(
+    "houlsby_peft::layer_norm",
+    "(Tensor hidden, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "houlsby_peft::layer_norm_backward",
+    "(Tensor grad, Tensor hidden, Tensor mean, Tensor rstd, Tensor weight) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+
+
+def compute(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the result `(..., d)`, and the means and inverse deviations `(..., 1)`."""
+    # With hidden states in half precision, PyTorch's norm would add up the gradients of the weights
+    # in half precision on a CPU, and refuse weights in float32 on a GPU.
+    wide = hidden.to(weight.dtype)
+    with without_autocast(hidden.device):
+        result, mean, rstd = torch.native_layer_norm(wide, weight.shape, weight, bias, eps)
+    return result.to(hidden.dtype), mean, rstd
+
+
+def compute_backward(
+    grad: torch.Tensor,
+    hidden: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of the hidden states, the weight and the bias."""
+    wide, wide_grad = hidden.to(weight.dtype), grad.to(weight.dtype)
+    # Only the shape of the bias matters, which is the weight's.
+    grad_hidden, grad_weight, grad_bias = _aten.native_layer_norm_backward(
+        wide_grad, wide, weight.shape, mean, rstd, weight, weight, [True, True, True]
+    )
+    return grad_hidden.to(hidden.dtype), grad_weight, grad_bias
+
+
+def _fake(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    statistics = hidden.new_empty((*hidden.shape[:-1], 1), dtype=torch.float32)
+    return hidden.new_empty(hidden.shape), statistics, torch.empty_like(statistics)
+
+
+def _fake_backward(
+    grad: torch.Tensor,
+    hidden: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return hidden.new_empty(hidden.shape), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    hidden, weight, bias, ctx.eps = inputs
+    _result, mean, rstd = output
+    ctx.save_for_backward(hidden, weight, bias, mean, rstd)
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(
+    ctx: Any, grad: torch.Tensor | None, *statistics: None
+) -> tuple[torch.Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 4
+    hidden, weight, bias, mean, rstd = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        # For second derivatives, PyTorch differentiates what the operation consists of.
+        inputs = (hidden, weight, bias)
+        return (*differentiate(partial(compute, eps=ctx.eps), inputs, grad), None)
+    grad_hidden, grad_weight, grad_bias = torch.ops.houlsby_peft.layer_norm_backward.default(
+        grad, hidden, mean, rstd, weight
+    )
+    return grad_hidden, grad_weight, None if bias is None else grad_bias, None
+
+
+torch.library.register_autograd("houlsby_peft::layer_norm", _backward, setup_context=_keep)
+torch.library.impl("houlsby_peft::layer_norm", "default", compute)
+torch.library.impl("houlsby_peft::layer_norm_backward", "default", compute_backward)
+torch.library.register_fake("houlsby_peft::layer_norm", _fake)
+torch.library.register_fake("houlsby_peft::layer_norm_backward", _fake_backward)

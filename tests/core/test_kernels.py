@@ -1,0 +1,178 @@
+"""The operations in place of modules: the same results and gradients, and few of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import get_peft_model
+from torch import nn
+from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from houlsby_peft import Bottleneck, HoulsbyConfig
+from houlsby_peft.kernels import bottleneck, layer_norm
+from tiny_models import tiny_bert
+
+
+WIDTH, R = 24, 5
+
+
+def made(activation="gelu", **options):
+    torch.manual_seed(0)
+    return Bottleneck(WIDTH, R, activation, init_weights=False, **options)
+
+
+def results(module, hidden, call):
+    """Return the output, and the gradients of the hidden states and the weights."""
+    module.zero_grad()
+    hidden = hidden.detach().clone().requires_grad_()
+    output = call(hidden)
+    output.backward(torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(output))
+    return [output, hidden.grad, *(weight.grad for weight in module.parameters())]
+
+
+@pytest.mark.parametrize("shape", [(WIDTH,), (1, WIDTH), (3, 7, WIDTH), (2, 0, WIDTH)], ids=str)
+@pytest.mark.parametrize("activation", bottleneck.ACTIVATIONS)
+def test_float32_is_bit_for_bit_what_the_modules_compute(activation, shape):
+    module, hidden = made(activation), torch.randn(shape)
+    assert bottleneck.can_run(module, hidden)
+    computed = results(module, hidden, module)
+    for value, expected in zip(
+        computed, results(module, hidden, lambda hidden: module(hidden, hidden)), strict=True
+    ):
+        assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("activation", bottleneck.ACTIVATIONS)
+def test_half_precision_is_near_float64(activation, autocast):
+    """The gradients of weights in float32 are in float32."""
+    module, hidden = made(activation), torch.randn(3, 7, WIDTH).bfloat16()
+    wide = made(activation).double()
+    expected = results(wide, hidden.double(), wide)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        computed = results(module, hidden, module)
+    dtypes = [value.dtype for value in computed]
+    assert dtypes == [torch.bfloat16] * 2 + [torch.float32] * 4
+    for value, value_in_float64 in zip(computed, expected, strict=True):
+        assert (value - value_in_float64).norm() <= 0.01 * value_in_float64.norm()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_norm_in_float32_normalizes_half_precision(bias):
+    norm, hidden = nn.LayerNorm(WIDTH, bias=bias), torch.randn(3, 7, WIDTH).bfloat16()
+    nn.init.normal_(norm.weight)
+    assert layer_norm.can_run(norm, (hidden,), {})
+    computed = results(norm, hidden, lambda hidden: layer_norm.run(norm, hidden))
+    expected = results(norm, hidden, lambda hidden: norm(hidden.float()).bfloat16())
+    for value, value_of_modules in zip(computed, expected, strict=True):
+        assert value.dtype == value_of_modules.dtype
+        torch.testing.assert_close(value, value_of_modules)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_operations_keep_pytorchs_rules(dtype):
+    module, norm = made(), nn.LayerNorm(WIDTH)
+    hidden = torch.randn(3, 2, WIDTH, dtype=dtype, requires_grad=True)
+    operations = torch.ops.houlsby_peft
+    opcheck(operations.bottleneck.default, (hidden, *module.parameters(), "gelu"))
+    opcheck(operations.layer_norm.default, (hidden, norm.weight, None, 1e-5))
+    hidden, inner = hidden.detach(), torch.randn(3, 2, R, dtype=dtype)
+    weights = (module.down_proj.weight.detach(), module.up_proj.weight.detach())
+    opcheck(operations.bottleneck_backward.default, (hidden, hidden, inner, *weights, "gelu"))
+    mean = torch.zeros(3, 2, 1)
+    opcheck(
+        operations.layer_norm_backward.default,
+        (hidden, hidden, mean, mean + 1, norm.weight.detach()),
+    )
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_first_and_second_derivatives(is_plain):
+    module = made().double()
+    hidden = torch.randn(3, WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def call(hidden):
+        return module(hidden, hidden if is_plain else None)
+
+    assert torch.autograd.gradcheck(call, hidden)
+    assert torch.autograd.gradgradcheck(call, hidden)
+
+
+def hooked(module):
+    module.up_proj.register_forward_hook(lambda *args: None)
+    return module
+
+
+PLAIN = {
+    "activation": lambda: made("gelu_new"),
+    "scaling": lambda: made(scaling=2.0),
+    "learned scaling": lambda: made(scaling="learned"),
+    "dropout": lambda: made(dropout=0.5),
+    "weights less precise than the hidden states": lambda: made().bfloat16(),
+    "hook": lambda: hooked(made()),
+    "offloaded": lambda: made().to("meta"),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_else_happens_in_modules_is_left_to_them(name):
+    assert not bottleneck.can_run(PLAIN[name](), torch.randn(2, WIDTH))
+
+
+def test_function_transforms_and_autocast_to_another_dtype_see_the_modules():
+    module, hidden = made(), torch.randn(2, WIDTH)
+    expected = module(hidden)
+    torch.testing.assert_close(torch.func.vmap(module)(hidden), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not bottleneck.can_run(module, hidden)
+
+
+class CountedOperations(TorchDispatchMode):
+    """Counts what runs within it, except for views."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation._schema.name.split("::")[1]
+        self.count += name not in {"view", "_unsafe_view", "t", "transpose", "detach", "alias"}
+        return operation(*args, **(kwargs or {}))
+
+
+def count_operations(layers, dtype, autocast, is_training, is_adapted):
+    """Return the operations of a BERT of so many layers, with or without adapters.
+
+    The embeddings need a gradient, so that the backward passes go equally far.
+    """
+    model = tiny_bert(num_hidden_layers=layers).to(dtype).requires_grad_(False)
+    if is_adapted:
+        model = get_peft_model(model, HoulsbyConfig(r=4))
+    model.train(is_training)
+    model.get_input_embeddings().requires_grad_()
+    ids = torch.ones(2, 4, dtype=torch.long)
+    with CountedOperations() as counted, torch.set_grad_enabled(is_training):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, labels=ids[:, 0]).loss
+        if is_training:
+            loss.backward()
+    return counted.count
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)],
+    ids=str,
+)
+@pytest.mark.parametrize(("is_training", "most"), [(True, 6), (False, 2)])
+def test_an_adapter_adds_few_operations_at_each_place(is_training, most, dtype, autocast):
+    """A place is a bottleneck with the norm that follows; a layer has two of them."""
+    counts = []
+    for is_adapted in (True, False):
+        of_one_layer, of_three_layers = (
+            count_operations(layers, dtype, autocast, is_training, is_adapted) for layers in (1, 3)
+        )
+        counts.append(of_three_layers - of_one_layer)
+    adapted, base = counts
+    assert 0 < (adapted - base) / 4 <= most
