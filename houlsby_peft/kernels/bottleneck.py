@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .plain import differentiate, has_plain_weights, is_plain_call, without_autocast
+from .plain import differentiate, has_plain_weights, has_triton, is_plain_call, without_autocast
 
 
 _aten: Any = torch.ops.aten
@@ -117,6 +117,21 @@ torch.library.define(
 )
 
 
+def _kernels_for(hidden: torch.Tensor, r: int) -> Any:
+    """Return the module of the Triton kernels for hidden states on a GPU; None if PyTorch's own
+    products compute them.
+
+    In float32, PyTorch's are faster, and follow its setting of TF32.
+    """
+    if hidden.device.type != "cuda" or hidden.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    if not has_triton(hidden.device):
+        return None
+    from . import triton_bottleneck
+
+    return triton_bottleneck if r <= triton_bottleneck.MOST_R else None
+
+
 def compute(
     hidden: torch.Tensor,
     down_weight: torch.Tensor,
@@ -133,6 +148,19 @@ def compute(
     return branch.add_(hidden), inner
 
 
+def _run_kernel(
+    hidden: torch.Tensor, down_weight: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `compute` does, by a Triton kernel where one is faster."""
+    kernels = _kernels_for(hidden, len(down_weight))
+    if kernels is None:
+        return compute(hidden, down_weight, *others)
+    rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
+    with torch.cuda.device(hidden.device):
+        result, inner = kernels.run(rows, down_weight, *others)
+    return result.view(hidden.shape), inner.view(*hidden.shape[:-1], inner.shape[-1])
+
+
 def compute_backward(
     grad: torch.Tensor,
     hidden: torch.Tensor,
@@ -142,16 +170,14 @@ def compute_backward(
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of the hidden states and of the weights, in the order of `compute`."""
-    activate, activate_backward = ACTIVATIONS[activation]
-    dtype, wide = hidden.dtype, down_weight.dtype
+    wide = down_weight.dtype
     rows = hidden.reshape(-1, hidden.shape[-1])
     inner_rows = inner.reshape(-1, inner.shape[-1])
     grad_rows = grad.reshape(rows.shape)
     with without_autocast(hidden.device):
-        activated = activate(inner_rows)
-        grad_activated = grad_rows.mm(up_weight.to(dtype))
-        grad_inner = activate_backward(grad_activated, inner_rows, activated)
-        grad_hidden = grad_inner.mm(down_weight.to(dtype)).add_(grad_rows)
+        grad_hidden, grad_inner, activated = _run_rows_backward(
+            grad_rows, inner_rows, down_weight, up_weight, activation
+        )
         wide_inner, wide_grad = grad_inner.to(wide), grad_rows.to(wide)
         grad_down_weight = wide_inner.t().mm(rows.to(wide))
         grad_up_weight = wide_grad.t().mm(activated.to(wide))
@@ -162,6 +188,38 @@ def compute_backward(
         grad_up_weight,
         wide_grad.sum(0),
     )
+
+
+def compute_rows_backward(
+    grad: torch.Tensor,
+    inner: torch.Tensor,
+    down_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of the hidden states `(rows, d)` and of `inner` `(rows, r)`, and what
+    was activated `(rows, r)`.
+    """
+    activate, activate_backward = ACTIVATIONS[activation]
+    activated = activate(inner)
+    grad_activated = grad.mm(up_weight.to(grad.dtype))
+    grad_inner = activate_backward(grad_activated, inner, activated)
+    grad_hidden = grad_inner.mm(down_weight.to(grad.dtype)).add_(grad)
+    return grad_hidden, grad_inner, activated
+
+
+def _run_rows_backward(
+    grad: torch.Tensor, inner: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what `compute_rows_backward` does, by a Triton kernel where one is faster."""
+    kernels = _kernels_for(grad, inner.shape[-1])
+    if kernels is None:
+        return compute_rows_backward(grad, inner, *others)
+    with torch.cuda.device(grad.device):
+        gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.run_backward(
+            grad.contiguous(), inner.contiguous(), *others
+        )
+    return gradients
 
 
 def _fake(
@@ -210,7 +268,7 @@ def _backward(ctx: Any, grad: torch.Tensor | None, _: None) -> tuple[torch.Tenso
 
 
 torch.library.register_autograd("houlsby_peft::bottleneck", _backward, setup_context=_keep)
-torch.library.impl("houlsby_peft::bottleneck", "default", compute)
+torch.library.impl("houlsby_peft::bottleneck", "default", _run_kernel)
 torch.library.impl("houlsby_peft::bottleneck_backward", "default", compute_backward)
 torch.library.register_fake("houlsby_peft::bottleneck", _fake)
 torch.library.register_fake("houlsby_peft::bottleneck_backward", _fake_backward)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -87,7 +89,14 @@ def differentiate(
     """
     needed = [value for value in inputs if value is not None and value.requires_grad]
     result = compute(*inputs)[0]
-    gradients = iter(torch.autograd.grad(result, needed, grad, create_graph=True))
-    return [
-        next(gradients) if value is not None and value.requires_grad else None for value in inputs
-    ]
+    gradients = torch.autograd.grad(result, needed, grad, create_graph=True)
+    by_input = dict(zip(map(id, needed), gradients, strict=True))
+    return [by_input.get(id(value)) for value in inputs]
+
+
+@cache
+def has_triton(device: torch.device) -> bool:
+    """Return whether Triton is there for a GPU, an NVIDIA GPU since Ampere."""
+    if torch.version.cuda is None or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,0 +1,47 @@
+"""The kernels in Triton's interpreter against PyTorch, for `test_kernels.py`.
+
+The interpreter must be chosen before the kernels are imported, so this is a program of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from houlsby_peft.kernels import bottleneck, triton_bottleneck
+
+
+CASES = [
+    *itertools.product([1, 8, 64, 192], ["gelu"]),
+    *((3, name) for name in bottleneck.ACTIVATIONS),
+]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for number, (r, activation) in enumerate(CASES):
+        width, dtype = 72 + number, (torch.float32, torch.bfloat16)[number % 2]
+        tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+        hidden = torch.randn((1, 35)[number % 3 == 0], width, dtype=dtype)
+        down_weight, up_weight = 0.1 * torch.randn(r, width), 0.1 * torch.randn(width, r)
+        weights = (down_weight, torch.randn(r), up_weight, torch.randn(width))
+        expected = bottleneck.compute(hidden, *weights, activation)
+        computed = triton_bottleneck.run(hidden, *weights, activation)
+        grad = torch.randn_like(hidden)
+        inner = expected[1]
+        expected += bottleneck.compute_rows_backward(
+            grad, inner, down_weight, up_weight, activation
+        )
+        computed += triton_bottleneck.run_backward(grad, inner, down_weight, up_weight, activation)
+        for value, expected_value in zip(computed, expected, strict=True):
+            assert value.dtype == expected_value.dtype
+            torch.testing.assert_close(value, expected_value, atol=tolerance, rtol=tolerance)
+
+
+if __name__ == "__main__":
+    main()
