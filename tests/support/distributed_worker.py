@@ -114,7 +114,7 @@ class WatchedTrainer(RecipeTrainer):
             "weights": sum(local_bytes(parameter) for parameter in self.model.parameters()),
             **optimizer_bytes(self.optimizer, self.model),
             "exchanged_per_step": CountBytes.exchanged
-            / (self.state.global_step - CountBytes.first_step),
+            / max(1, self.state.global_step - CountBytes.first_step),
             "ungathered": self.save_ungathered(),
         }
 
