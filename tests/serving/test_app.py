@@ -93,7 +93,7 @@ def test_the_page_shows_the_answers_of_all_tasks_in_a_browser(service):
     rows = re.findall(r"<th>(.*?)</th><td>(.*?)</td>", shown)
     assert [task for task, _ in rows] == [*TASKS]
     for task, cell in rows:
-        labels = re.findall(r"</span></span>(\w+) [\d.]+</div>", cell)
+        labels = re.findall(r"<span>[\d.]+</span><span>(\w+)</span></div>", cell)
         assert labels == [item["label"] for item in found["predictions"][0][task]]
 
 
