@@ -51,7 +51,7 @@ def read_conll(
         sentences.append(sentence)
     if not sentences:
         return Dataset.from_dict({"tokens": [], "tags": [], WHERE: []})
-    columns = _Columns.find(path, sentences, width, word_column, tag_column)
+    columns = _find_columns(path, sentences, width, word_column, tag_column)
     rows = []
     for sentence in sentences:
         words = [fields for fields in sentence.words if not columns.is_left_out(fields)]
@@ -127,38 +127,49 @@ class _Columns:
         """Return whether a line is a range of words, or a word that is not written."""
         return self.has_index and bool(_NO_WORD.fullmatch(fields[0]))
 
-    @classmethod
-    def find(
-        cls,
-        path: Path,
-        sentences: Sequence[_Sentence],
-        width: int,
-        word_column: int | None,
-        tag_column: int | None,
-    ) -> "_Columns":
-        for name, column in (("word", word_column), ("tag", tag_column)):
-            if column is not None and not 1 <= column <= width:
-                raise RecipeError(
-                    f"--{name}_column must be from 1 to {width}, the columns of {path}; got "
-                    f"{column}."
-                )
-        has_index = width > 2 and _counts_up(sentences)
-        word, tag = (2 if has_index else 1), width
-        if has_index and width == _CONLLU_FIELDS:
-            word, tag = _CONLLU_WORD, _CONLLU_TAG
-        elif has_index and width > 3 and _repeats_kinds(sentences, width):
-            tag = width - 1
-        elif word_column is None and tag_column is None and width == 2:
-            word, tag = _order(path, sentences)
-        columns = cls((word_column or word) - 1, (tag_column or tag) - 1, has_index)
-        if columns.word == columns.tag:
-            raise RecipeError(f"{path}: --word_column and --tag_column must differ.")
-        if width > 2 or columns.word > 0:
-            log(
-                f"{path}: words from column {columns.word + 1} of {width}, tags from column "
-                f"{columns.tag + 1}; to choose others, give --word_column and --tag_column"
-            )
-        return columns
+
+def _find_columns(
+    path: Path,
+    sentences: Sequence[_Sentence],
+    width: int,
+    word_column: int | None,
+    tag_column: int | None,
+) -> _Columns:
+    """Return the columns that the user has named, and those that the file tells; log them."""
+    _check_column("word", word_column, path, width)
+    _check_column("tag", tag_column, path, width)
+    has_index = width > 2 and _counts_up(sentences)
+    if has_index:
+        word, tag = _columns_behind_index(sentences, width)
+    elif width == 2 and word_column is None and tag_column is None:
+        word, tag = _order(path, sentences)
+    else:
+        word, tag = 1, width
+    word, tag = word_column or word, tag_column or tag
+    if word == tag:
+        raise RecipeError(f"{path}: --word_column and --tag_column must differ.")
+    if width > 2 or word > 1:
+        log(
+            f"{path}: words from column {word} of {width}, tags from column {tag}; to choose "
+            "others, give --word_column and --tag_column"
+        )
+    return _Columns(word - 1, tag - 1, has_index)
+
+
+def _check_column(name: str, column: int | None, path: Path, width: int) -> None:
+    if column is not None and not 1 <= column <= width:
+        raise RecipeError(
+            f"--{name}_column must be from 1 to {width}, the columns of {path}; got {column}."
+        )
+
+
+def _columns_behind_index(sentences: Sequence[_Sentence], width: int) -> tuple[int, int]:
+    """Return the columns of the word and of the tag where the first one numbers the words."""
+    if width == _CONLLU_FIELDS:
+        return _CONLLU_WORD, _CONLLU_TAG
+    if width > 3 and _repeats_kinds(sentences, width):
+        return 2, width - 1
+    return 2, width
 
 
 def _counts_up(sentences: Sequence[_Sentence]) -> bool:

@@ -21,7 +21,7 @@ from common.label_reading import read_number
 
 
 _SEPARATORS = ("|", ";", ",")
-_MISSING = {"n/a", "na", "nan", "null", "none", "-", "--", "?", "missing", "unknown"}
+_MISSING = {"n/a", "na", "nan", "null", "none", "-", "--", "?"}
 # Of the parts between separators, so many must be labels of their own in other rows.
 _SHARE_ALONE = 2 / 3
 _SHARE_NUMBERS = 0.8
@@ -171,9 +171,11 @@ def find_numbers_with_gaps(values: Iterable[Any]) -> set[str]:
         return set()
     if {text.casefold() for text in others} <= _MISSING:
         return others
-    are_scores = any(number % 1 for number in numbers.values() if math.isfinite(number))
-    share_of_others = sum(counts[text] for text in others) / counts.total()
-    return others if are_scores and share_of_others <= 1 - _SHARE_NUMBERS else set()
+    are_whole = all(number.is_integer() for text, number in numbers.items() if text not in others)
+    count_of_others = sum(map(counts.__getitem__, others))
+    if are_whole or count_of_others > (1 - _SHARE_NUMBERS) * counts.total():
+        return set()
+    return others
 
 
 def without_labels(data: Dataset, column: str, labels: set[str], name: str) -> Dataset:

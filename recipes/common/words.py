@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from datasets import Dataset, List, Value
@@ -134,20 +135,31 @@ def _read_spans(data: Dataset, name: str) -> Dataset:
     words, tags, overlaps = [], [], 0
     for text, spans in zip(data["text"], data[_SPANS], strict=True):
         matches = list(_WORD.finditer(text))
-        tags_of_row = ["O"] * len(matches)
-        for span in sorted(spans or [], key=lambda span: span["start"]):
-            covered = []
-            for number, match in enumerate(matches):
-                if match.start() < span["end"] and match.end() > span["start"]:
-                    covered.append(number)
-            if any(tags_of_row[number] != "O" for number in covered):
-                overlaps += 1
-                continue
-            for number in covered:
-                prefix = "B" if number == covered[0] else "I"
-                tags_of_row[number] = f"{prefix}-{span['label']}"
+        tags_of_text, overlaps_of_text = _mark(matches, spans or [])
         words.append([match[0] for match in matches])
-        tags.append(tags_of_row)
+        tags.append(tags_of_text)
+        overlaps += overlaps_of_text
     if overlaps:
         log(f"{name}: {overlaps:,} spans overlap earlier ones and are left out")
     return _make_data(data, words, tags)
+
+
+def _mark(
+    words: Sequence[re.Match[str]], spans: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], int]:
+    """Return the tags of the words of a text in IOB2, and how many spans overlap earlier ones."""
+    tags = ["O"] * len(words)
+    overlaps = 0
+    for span in sorted(spans, key=itemgetter("start")):
+        covered = []
+        for number, word in enumerate(words):
+            if word.start() < span["end"] and word.end() > span["start"]:
+                covered.append(number)
+        if {tags[number] for number in covered} - {"O"}:
+            overlaps += 1
+            continue
+        for number in covered:
+            tags[number] = f"I-{span['label']}"
+        for number in covered[:1]:
+            tags[number] = f"B-{span['label']}"
+    return tags, overlaps
