@@ -32,20 +32,10 @@ from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
 from ..record import AdapterRecord
 from ..weights import check_values, read_json
 from .downloads import explain_hub_errors, find_repo
+from .tokenizer_files import TOKENIZER_FILES, check_tokenizer_files
 
-
-# What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds
-# the vocabulary.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 
 SAVED_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
-# The largest vocabularies take some 35 MB.
-_MOST_BYTES_OF_TOKENIZER = 200_000_000
 _AGAIN = "Save or download the adapter again."
 _log = logging.getLogger(__name__)
 
@@ -94,13 +84,6 @@ class SavedAdapter:
             # A dangling link, a folder, or a pipe that would keep its reader waiting.
             if os.path.lexists(path) and not path.is_file():
                 raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")
-            if file_name in TOKENIZER_FILES and path.exists():
-                size = path.stat().st_size
-                if size > _MOST_BYTES_OF_TOKENIZER:
-                    raise AdapterError(
-                        f"{name}: {path.name} must have at most {_MOST_BYTES_OF_TOKENIZER:,} "
-                        f"bytes; it has {size:,}. {_AGAIN}"
-                    )
         try:
             config = _read_config(folder)
         except Exception as error:  # whatever a damaged file leads the libraries to
@@ -108,6 +91,7 @@ class SavedAdapter:
             if name not in reason:
                 reason = f"{name}: {reason}"
             raise AdapterError(reason) from error
+        check_tokenizer_files(folder, name)
         has_tokenizer = (folder / TOKENIZER_FILES[0]).is_file()
         saved = cls(name, folder, config, _shapes_of(config), has_tokenizer)
         saved._warn_of_missing_tokenizer()

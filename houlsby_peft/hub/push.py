@@ -28,7 +28,8 @@ from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedTokenizerBase
 
 from ..checkpoints.downloads import explain_hub_errors
-from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
+from ..checkpoints.saved import SavedAdapter
+from ..checkpoints.tokenizer_files import TOKENIZER_FILES
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..serving.load import load_saved

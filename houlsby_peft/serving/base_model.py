@@ -19,7 +19,8 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.downloads import explain_hub_errors, find_packaged
-from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
+from ..checkpoints.saved import SavedAdapter
+from ..checkpoints.tokenizer_files import TOKENIZER_FILES
 from ..errors import AdapterError, HubError, shortened
 from ..heads.tasks import TaskKind
 from ..placement.inference import log_once

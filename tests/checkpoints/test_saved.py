@@ -29,6 +29,13 @@ from mutated_adapters import mutate
 from tiny_models import perturb
 
 
+# Five rules, each of which makes a hundred letters of one.
+GROWING = {
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}] * 5,
+    }
+}
 CONFIG, WEIGHTS, TOKENIZER = "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"
 WORDS = [text for text, _ in TEXTS[:4]]
 
@@ -386,6 +393,10 @@ CASES = {
     "header has an unknown type": (header(TYPE), "header"),
     "header without tensors": (header("{}"), "its file lacks classifier"),
     "tokenizer is no JSON": (put(tokenizer__json=b"{"), "The tokenizer of .* cannot be loaded"),
+    "tokenizer makes terabytes of a text": (
+        put(tokenizer__json=json.dumps(GROWING).encode()),
+        r"at most 64 times longer; they make it up to 1e\+10 times",
+    ),
     "tokenizer has code": (
         put(tokenizer__json=b"{}", tokenizer_config__json=CODE, evil__py="code"),
         "The tokenizer of",
