@@ -7,15 +7,24 @@ modules bit for bit.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.activations import ACT2FN
 
-from .plain import differentiate, has_plain_weights, has_triton, is_plain_call, without_autocast
+from .plain import (
+    differentiate,
+    has_hooks,
+    has_plain_weights,
+    has_triton,
+    is_plain_call,
+    without_autocast,
+)
 
 
 _aten: Any = torch.ops.aten
@@ -66,6 +75,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], _Backward]]
     "swish": (F.silu, _silu_backward),
     "tanh": (torch.tanh, _tanh_backward),
 }
+_CLASSES = {name: type(ACT2FN[name]) for name in ACTIVATIONS}
 
 
 _MODULES = {"down_proj", "activation", "up_proj", "dropout"}
@@ -81,7 +91,11 @@ def can_run(bottleneck: Any, hidden: torch.Tensor) -> bool:
     modules = bottleneck._modules
     if bottleneck._parameters or modules.keys() != _MODULES:
         return False  # a variant with further weights
-    dropout = modules["dropout"]
+    activation, dropout = modules["activation"], modules["dropout"]
+    if type(activation) is not _CLASSES[bottleneck.activation_name]:
+        return False  # one that somebody has put in its place
+    if has_hooks(activation) or has_hooks(dropout):
+        return False
     if dropout.training and type(dropout) is not nn.Identity:
         return False
     down_proj, up_proj = modules["down_proj"], modules["up_proj"]
@@ -125,11 +139,34 @@ def _kernels_for(hidden: torch.Tensor, r: int) -> Any:
     """
     if hidden.device.type != "cuda" or hidden.dtype not in (torch.bfloat16, torch.float16):
         return None
-    if not has_triton(hidden.device):
+    kernels = usable_kernels(hidden.device)
+    return kernels if kernels is not None and r <= kernels.MOST_R else None
+
+
+@cache
+def usable_kernels(device: torch.device) -> Any:
+    """Return the module of the Triton kernels if they run on a device; otherwise None.
+
+    Triton compiles with a C compiler and Python's headers, which many containers lack.
+    """
+    if not has_triton(device):
         return None
     from . import triton_bottleneck
 
-    return triton_bottleneck if r <= triton_bottleneck.MOST_R else None
+    weight = torch.full((16, 16), 0.1, device=device)
+    bias, rows = weight[0], weight.bfloat16()
+    try:
+        with torch.cuda.device_of(rows):
+            _, inner = triton_bottleneck.run(rows, weight, bias, weight, bias, "relu")
+            triton_bottleneck.run_backward(rows, inner, weight, weight, "relu")
+    except Exception as error:
+        warnings.warn(
+            f"Bottlenecks are computed by PyTorch's operations on {device}, as Triton's kernels do "
+            f"not run: {error}",
+            stacklevel=2,
+        )
+        return None
+    return triton_bottleneck
 
 
 def compute(

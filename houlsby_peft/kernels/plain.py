@@ -19,8 +19,11 @@ def is_plain_call(hidden: torch.Tensor) -> bool:
     """Return whether PyTorch computes hidden states at once, in their own dtype.
 
     Compilers, exporters and function transforms look into modules. Autocast chooses another dtype.
+    The modules keep the strides of hidden states that are not contiguous, as of a convolution.
     """
     if type(hidden) is not torch.Tensor or torch.compiler.is_compiling():
+        return False
+    if not hidden.is_contiguous() or torch.autograd.forward_ad._current_level >= 0:
         return False
     if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
         return False
@@ -38,7 +41,7 @@ def has_plain_weights(module: nn.Module, kind: type[nn.Module], hidden: torch.Te
         kind: The class that it must have.
         hidden: The hidden states that it would be called with.
     """
-    if type(module) is not kind or "forward" in vars(module) or _has_hooks(module):
+    if type(module) is not kind or "forward" in vars(module) or has_hooks(module):
         return False
     # DataParallel's copies have plain tensors as attributes.
     weights = module._parameters or vars(module)
@@ -46,7 +49,8 @@ def has_plain_weights(module: nn.Module, kind: type[nn.Module], hidden: torch.Te
     return _fits(weights.get("weight"), hidden) and (bias is None or _fits(bias, hidden))
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether something else happens when a module is called."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from peft import get_peft_model
 from torch import nn
+from torch.autograd import forward_ad
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -127,6 +129,16 @@ def hooked(module):
     return module
 
 
+def replaced(module):
+    module.activation = nn.ELU()
+    return module
+
+
+def observed(module):
+    module.activation.register_forward_hook(lambda *args: None)
+    return module
+
+
 PLAIN = {
     "activation": lambda: made("gelu_new"),
     "scaling": lambda: made(scaling=2.0),
@@ -134,6 +146,8 @@ PLAIN = {
     "dropout": lambda: made(dropout=0.5),
     "weights less precise than the hidden states": lambda: made().bfloat16(),
     "hook": lambda: hooked(made()),
+    "hook of the activation": lambda: observed(made()),
+    "replaced activation": lambda: replaced(made()),
     "offloaded": lambda: made().to("meta"),
 }
 
@@ -149,6 +163,29 @@ def test_function_transforms_and_autocast_to_another_dtype_see_the_modules():
     torch.testing.assert_close(torch.func.vmap(module)(hidden), expected)
     with torch.autocast("cpu", torch.bfloat16):
         assert not bottleneck.can_run(module, hidden)
+
+
+def test_strides_are_those_of_the_modules():
+    hidden = torch.randn(2, WIDTH, 3, 4).movedim(1, -1)
+    assert made()(hidden).stride() == hidden.stride()
+
+
+def test_forward_derivatives():
+    module, hidden = made(), torch.randn(2, WIDTH)
+    with forward_ad.dual_level(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch scripts its rules with torch.jit
+        output = module(forward_ad.make_dual(hidden, torch.ones_like(hidden)))
+        tangent = forward_ad.unpack_dual(output).tangent
+    near = module(hidden + 1e-3) - module(hidden - 1e-3)
+    torch.testing.assert_close(tangent, near / 2e-3, atol=1e-2, rtol=1e-2)
+
+
+def test_pytorch_computes_where_tritons_kernels_do_not_run(monkeypatch):
+    """As in a container without a C compiler; here there is no GPU."""
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    monkeypatch.setattr(bottleneck, "has_triton", lambda device: True)
+    with pytest.warns(UserWarning, match="PyTorch's operations on cpu"):
+        assert bottleneck.usable_kernels.__wrapped__(torch.device("cpu")) is None
 
 
 class CountedOperations(TorchDispatchMode):
