@@ -5,7 +5,8 @@ Nothing is allocated. Sizes come from the shapes of the weights. Activations com
 pass on fake tensors that records what autograd would save, with fused attention, as on a GPU, and
 masks of dropout as on a CPU. Everything is in float32 and trained with AdamW; with --bf16,
 activations are those of autocast. Not counted are the temporary tensors of single operations, the
-workspaces of cuDNN and NCCL, and the fragmentation of the allocator.
+workspaces of cuDNN and NCCL, and the fragmentation of the allocator. What the operation of a
+bottleneck saves beside its modules, at most 3% of all activations, is not taken off.
 
     python benchmarks/memory.py --shape large --batch 8 --length 128 --processes 4
 """

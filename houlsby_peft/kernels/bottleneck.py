@@ -182,7 +182,7 @@ def compute(
     dtype = hidden.dtype
     inner = F.linear(hidden, down_weight.to(dtype), down_bias.to(dtype))
     branch = F.linear(activate(inner), up_weight.to(dtype), up_bias.to(dtype))
-    return branch.add_(hidden), inner
+    return _of_its_own(branch.add_(hidden), hidden.shape), inner
 
 
 def _run_kernel(
@@ -195,7 +195,12 @@ def _run_kernel(
     rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
     with torch.cuda.device(hidden.device):
         result, inner = kernels.run(rows, down_weight, *others)
-    return result.view(hidden.shape), inner.view(*hidden.shape[:-1], inner.shape[-1])
+    return _of_its_own(result, hidden.shape), inner.view(*hidden.shape[:-1], inner.shape[-1])
+
+
+def _of_its_own(result: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return a result in a shape, not as a view: some models change it in place, as Falcon's."""
+    return torch.ops.aten._unsafe_view.default(result, shape)  # type: ignore[no-any-return]
 
 
 def compute_backward(

@@ -406,7 +406,8 @@ def evaluate(
         _keep_other(path, evaluation)
         write_json(path, evaluation)
         of_validation = {**scores, **evaluation.get("metrics", {})}
-        for split, of_split in ((arguments.data, of_validation), ("test", test)):
+        data = getattr(arguments, "data", task.name)
+        for split, of_split in ((data, of_validation), ("test", test)):
             if of_split:
                 shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
                 print(f"{saved.name}, scored on {split}: {shown}")

@@ -17,7 +17,7 @@ from transformers import BartConfig, BartForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, ablate, prune
 from houlsby_peft.checkpoints.saved import SavedAdapter
-from houlsby_peft.placement import places
+from houlsby_peft.placement import view
 from houlsby_peft.placement.places import find_places
 from houlsby_peft.placement.table import ARCHITECTURES, Stack, SubLayer
 from tiny_models import perturb, tiny_bert
@@ -165,7 +165,7 @@ def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tm
     trained.
     """
     monkeypatch.setattr(
-        places, "ARCHITECTURES", {k: v for k, v in ARCHITECTURES.items() if k != "bert"}
+        view, "ARCHITECTURES", {k: v for k, v in ARCHITECTURES.items() if k != "bert"}
     )
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm="all")).eval()
     perturb(model)
