@@ -72,7 +72,7 @@ def _find_signature(path: Path) -> str | None:
     for signature, suffix in _SIGNATURES.items():
         if start.startswith(signature):
             return suffix
-    if not start.startswith(_ZIP):
+    if not start.startswith(_ZIP) or not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as archive:
         return _find_sheets(archive) or Path(_only_file(path, archive)).suffix.lower()
@@ -112,7 +112,7 @@ def open_content(path: Path) -> BinaryIO:
     for signature, open_compressed in _COMPRESSIONS.items():
         if start.startswith(signature):
             return open_compressed(path)  # type: ignore[no-any-return]
-    if start.startswith(_ZIP):
+    if start.startswith(_ZIP) and zipfile.is_zipfile(path):
         archive = zipfile.ZipFile(path)
         if _find_sheets(archive) is None:
             return archive.open(_only_file(path, archive))  # type: ignore[return-value]

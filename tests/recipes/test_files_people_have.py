@@ -198,6 +198,21 @@ class TestFormats:
         path.rename(tmp_path / "b.csv")
         assert self.read(tmp_path / "b.csv") == ROWS
 
+    def test_a_spreadsheet_with_other_sheets_and_a_title(self, tmp_path, capsys):
+        with pd.ExcelWriter(tmp_path / "a.xlsx") as book:
+            pd.DataFrame({"nothing": []}).to_excel(book, sheet_name="empty", index=False)
+            rows = [["Export of May", None], ["text", "label"], *(row.values() for row in ROWS)]
+            pd.DataFrame(map(list, rows)).to_excel(
+                book, sheet_name="data", index=False, header=False
+            )
+        assert self.read(tmp_path / "a.xlsx") == ROWS
+        output = capsys.readouterr().out
+        assert "the sheet 'data' is read" in output
+        assert "the table begins in row 2, below a title" in output
+        (tmp_path / "b.ods").write_bytes(b"PK\x03\x04 no archive")
+        with pytest.raises(AdapterError, match="no spreadsheet that can be read"):
+            read_file(tmp_path / "b.ods")
+
     @pytest.mark.parametrize(
         "content",
         [
