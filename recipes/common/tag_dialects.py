@@ -11,7 +11,9 @@ from common.edge import log
 from houlsby_peft.serving.tagging import find_entities
 
 
-_TAG = re.compile(r"(?P<prefix>[BIESLUMW])(?P<sign>[-_])(?P<kind>.+)", re.DOTALL)
+# The letter stands before the kind, as in B-PER, b-per and B_PER, or behind it, as in PER-B.
+_BEFORE = re.compile(r"(?P<letter>[BIESLUMW])[-_](?P<kind>.+)", re.DOTALL | re.IGNORECASE)
+_BEHIND = re.compile(r"(?P<kind>.+)[-_](?P<letter>[BIESLUMW])", re.DOTALL)
 _SCHEMES = {
     "IOB": set("BI"),
     "IOBES": set("BIES"),
@@ -24,23 +26,31 @@ _INSIDE = set("IMEL")
 
 def is_entity_tag(tag: str) -> bool:
     """Return whether a tag is one of a scheme for entities."""
-    return tag == "O" or _TAG.fullmatch(tag) is not None
+    return tag in ("O", "o") or _read(tag) is not None
 
 
 def kinds_of(tags: Iterable[str]) -> set[str]:
     """Return the kinds of entities that tags of a scheme have."""
-    return {match["kind"] for match in map(_TAG.fullmatch, tags) if match}
+    return {read[1] for read in map(_read, tags) if read is not None}
+
+
+def _read(tag: str) -> tuple[str, str] | None:
+    """Return the letter and the kind of an entity's tag; None for other tags."""
+    match = _BEFORE.fullmatch(tag) or _BEHIND.fullmatch(tag)
+    return (match["letter"].upper(), match["kind"]) if match else None
 
 
 def find_scheme(tags: Iterable[str]) -> str | None:
     """Return the scheme of some tags; None if they mark no entities, as parts of speech."""
-    names = set(tags)
-    matches = [_TAG.fullmatch(tag) for tag in names - {"O"}]
-    prefixes = {match["prefix"] for match in matches if match}
-    if not prefixes or None in matches:
-        return None
-    for scheme, letters in _SCHEMES.items():
-        if prefixes <= letters:
+    tags_of_entities = set(tags) - {"O", "o"}
+    letters = set()
+    for tag in tags_of_entities:
+        read = _read(tag)
+        if read is None:
+            return None
+        letters.add(read[0])
+    for scheme, letters_of_scheme in _SCHEMES.items():
+        if letters and letters <= letters_of_scheme:
             return scheme
     return None
 
@@ -48,7 +58,7 @@ def find_scheme(tags: Iterable[str]) -> str | None:
 def is_iob(tags: Iterable[str]) -> bool:
     """Return whether tags are those of IOB1 or IOB2, which have the same names."""
     names = set(tags)
-    are_written_so = all(tag == "O" or tag[1:2] == "-" for tag in names)
+    are_written_so = all(tag == "O" or tag[:2] in ("B-", "I-") for tag in names)
     return find_scheme(names) == "IOB" and are_written_so
 
 
@@ -67,12 +77,12 @@ def _convert(tags: Sequence[str]) -> list[str]:
     """Return the tags of a sentence in IOB2, by the entities that they mark."""
     in_iob = []
     for tag in tags:
-        match = _TAG.fullmatch(tag)
-        if match is None:
-            in_iob.append(tag)
+        read = _read(tag)
+        if read is None:
+            in_iob.append("O")
         else:
-            prefix = "I" if match["prefix"] in _INSIDE else "B"
-            in_iob.append(f"{prefix}-{match['kind']}")
+            letter, kind = read
+            in_iob.append(f"{'I' if letter in _INSIDE else 'B'}-{kind}")
     converted = ["O"] * len(tags)
     for kind, first, last in find_entities(in_iob):
         converted[first : last + 1] = [f"B-{kind}", *[f"I-{kind}"] * (last - first)]

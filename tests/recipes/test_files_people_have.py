@@ -201,11 +201,10 @@ class TestFormats:
     def test_a_spreadsheet_with_other_sheets_and_a_title(self, tmp_path, capsys):
         with pd.ExcelWriter(tmp_path / "a.xlsx") as book:
             pd.DataFrame({"nothing": []}).to_excel(book, sheet_name="empty", index=False)
-            rows = [["Export of May", None], ["text", "label"], *(row.values() for row in ROWS)]
-            pd.DataFrame(map(list, rows)).to_excel(
-                book, sheet_name="data", index=False, header=False
-            )
-        assert self.read(tmp_path / "a.xlsx") == ROWS
+            rows = [["Export of May", None], ["text", "label"], ["a", "x"], ["b", "y"]]
+            pd.DataFrame(rows).to_excel(book, sheet_name="data", index=False, header=False)
+        expected = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+        assert self.read(tmp_path / "a.xlsx") == expected
         output = capsys.readouterr().out
         assert "the sheet 'data' is read" in output
         assert "the table begins in row 2, below a title" in output
@@ -429,6 +428,8 @@ DIALECTS = {
     "BMES": ["B-PER", "E-PER", "O", "S-LOC"],
     "BMEWO": ["B-PER", "E-PER", "O", "W-LOC"],
     "underscore": ["B_PER", "I_PER", "O", "B_LOC"],
+    "letter behind": ["PER-B", "PER-I", "O", "LOC-B"],
+    "lower case": ["b-PER", "i-PER", "o", "b-LOC"],
 }
 
 
