@@ -7,17 +7,24 @@ from typing import Any
 
 from datasets import Dataset, List, Value
 
-from common.data import check_columns, columns_of, find_column, keep_rows, locate
+from common.data import check_columns, columns_of, find_column, keep_rows, locate, rows_of
 from common.edge import RecipeError, log
 from common.label_forms import read_list
 from common.label_reading import declared_classes, read_labels
 from common.run import WHERE
 from common.tag_dialects import as_iob2, is_iob
+from houlsby_peft.tables import match_column
 
 
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("tags", "ner_tags", "pos_tags", "upos", "labels")
 _SPANS = "spans"
+# Usual names, in lower case, of the columns of a table with a word per row.
+_COLUMNS_OF_WORDS = (
+    ("sentence #", "sentence_id", "sentence id", "sent_id", "sentence"),
+    ("word", "token"),
+    ("tag", "ner", "ner_tag", "label"),
+)
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LISTS = {name: List(Value("string")) for name in ("words", "tags")}
 
@@ -39,6 +46,7 @@ def read_words(
         tag_column: The column of the tags. None: it has a usual name.
         tag_names: The names of tags that are numbers.
     """
+    splits = {name: _gather_words(split) for name, split in splits.items()}
     train = splits["train"]
     if _SPANS in columns_of(train):
         return {name: _read_spans(split, name) for name, split in splits.items()}, ()
@@ -53,6 +61,30 @@ def read_words(
     if not declared and not tag_names:
         _note_numbers(words["train"])
     return words, declared if is_iob(declared) else ()
+
+
+def _gather_words(data: Dataset) -> Dataset:
+    """Return the sentences of a table with a word per row; other data as they are.
+
+    A row without the number or name of its sentence belongs to the sentence before.
+    """
+    columns = columns_of(data)
+    names = []
+    for usual_names in _COLUMNS_OF_WORDS:
+        matches = [match_column(columns, name) for name in usual_names]
+        names += list(filter(None, matches))[:1]
+    if len(names) < len(_COLUMNS_OF_WORDS):
+        return data
+    rows: list[dict[str, Any]] = []
+    last_sentence = None
+    for number, (sentence, word, tag) in enumerate(rows_of(data, names)):
+        if not rows or sentence not in (None, "", last_sentence):
+            rows.append({"tokens": [], "tags": [], WHERE: locate(data, number)})
+            last_sentence = sentence
+        rows[-1]["tokens"].append(str(word))
+        rows[-1]["tags"].append(str(tag))
+    log(f"{len(rows):,} sentences, by the column {names[0]!r}")
+    return Dataset.from_list(rows)
 
 
 def _note_numbers(train: Dataset) -> None:

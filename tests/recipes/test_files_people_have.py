@@ -514,6 +514,15 @@ class TestTags:
         rows, _ = read_tagged(write_jsonl(tmp_path / "a.jsonl", [row] * 4), **options)
         assert rows == [(SENTENCE, IOB2)] * 4
 
+    def test_a_word_per_row(self, tmp_path):
+        rows = []
+        for number in range(4):
+            for position, (word, tag) in enumerate(zip(SENTENCE, IOB2, strict=True)):
+                sentence = "" if position else f"Sentence: {number}"
+                rows.append({"Sentence #": sentence, "Word": word, "POS": "X", "Tag": tag})
+        pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+        assert read_tagged(tmp_path / "a.csv")[0] == [(SENTENCE, IOB2)] * 4
+
     def test_numbers_are_said(self, tmp_path, capsys):
         row = {"words": SENTENCE, "ner_tags": [0, 1, 2, 3]}
         read_tagged(write_jsonl(tmp_path / "a.jsonl", [row] * 4))
