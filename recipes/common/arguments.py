@@ -329,8 +329,8 @@ class MethodArguments:
 @dataclass
 class RecipeTrainingArguments(TrainingArguments):
     """transformers' TrainingArguments with the defaults of Houlsby et al. 2019: Adam (AdamW without
-    decay), batches of 32, linear warm-up over a tenth of the steps and linear decay to zero, best
-    epoch by the validation score.
+    decay), batches of 32, linear warm-up and linear decay to zero, best epoch by the validation
+    score.
     """
 
     _argument_group_name = "training (arguments of transformers' TrainingArguments)"
@@ -343,15 +343,21 @@ class RecipeTrainingArguments(TrainingArguments):
         help="Peak learning rate, reached after the warm-up; to classify with minilm and "
         "adapters: 1e-3.",
     )
-    num_train_epochs: float = flag(default=10, help="Number of passes over the training data.")
+    # None is settled by common/schedule.py, once the number of rows is known.
+    num_train_epochs: float | None = flag(  # type: ignore[assignment]
+        default=None,
+        help="Number of passes over the training data; default: 10, or enough for 1,000 steps.",
+    )
     per_device_train_batch_size: int = flag(
         default=32, help="Examples per training step on each device."
     )
     per_device_eval_batch_size: int = flag(
         default=64, help="Examples per evaluation step on each device."
     )
-    warmup_steps: float = flag(
-        default=0.1, help="Steps of linear warm-up; below 1: share of all steps."
+    warmup_steps: float | None = flag(  # type: ignore[assignment]
+        default=None,
+        help="Steps of linear warm-up; below 1: share of all steps; default: a tenth of them, at "
+        "least 100, at most half.",
     )
     lr_scheduler_type: str = flag(
         default="linear", help="Learning rate after the warm-up: linear, cosine, constant ..."
@@ -360,7 +366,11 @@ class RecipeTrainingArguments(TrainingArguments):
         default="group_by_length",
         help="'group_by_length', which needs the least padding, or 'random'.",
     )
-    eval_strategy: str = flag(default="epoch", help="When to evaluate: 'epoch', 'steps' or 'no'.")
+    eval_strategy: str = flag(
+        default="epoch",
+        help="When to evaluate: 'epoch', 'steps' or 'no'; without --num_train_epochs, at most 20 "
+        "times.",
+    )
     save_strategy: str = flag(
         default="epoch", help="When to save a checkpoint: 'epoch', 'steps', 'best' or 'no'."
     )
@@ -422,7 +432,9 @@ class RecipeTrainingArguments(TrainingArguments):
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         self.ddp_find_unused_parameters |= self.adapter_drop
+        warmup_steps, self.warmup_steps = self.warmup_steps, self.warmup_steps or 0.0
         super().__post_init__()
+        self.warmup_steps = warmup_steps
         if self.n_gpu > 1:
             # The Trainer would copy the model to all of them in every step, on threads.
             self._n_gpu = 1

@@ -43,6 +43,7 @@ from common.run import (
     find_evaluated,
     hardware,
 )
+from common.schedule import settle_schedule
 from common.scores import (
     ClassScores,
     ValueScores,
@@ -150,6 +151,7 @@ class Task(ABC):
         for name, split in self.splits.items():
             self.data[name] = self.encode(split, name, tokenizer, max_length)
             end_if_terminated()
+        training = settle_schedule(training, len(self.data.get("train", ())))
         return self.trainer_class(
             model=model,
             args=training,

@@ -18,7 +18,9 @@ per run, with one line for each of the first 200 steps:
 - `gradient_KIND`, the norm of the gradient by kind of weight, before clipping,
 - `moved_KIND`, the distance of the weights from their start, after the step before,
 - `spread_LAYER`, how far [CLS] differs between the texts of a batch: the mean over the features of
-  the standard deviation over the batch, after this layer.
+  the standard deviation over the batch, after this layer,
+- `added_LAYER`, the norm of what the layer's last adapter adds to [CLS], as a share of the norm of
+  what it reads: the mean over the batch.
 
 The same command continues after an interruption. A run that was stopped early continues from there
 once the cells ask for more steps. Stop between the ends of epochs: a checkpoint at the end of an
@@ -55,7 +57,9 @@ from common.data import sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.glue_tasks import TASKS, GlueTask, parse_arguments
 from common.run import lock
+from common.schedule import settle_schedule
 from common.trainer import RecipeTrainer, scores_per_epoch
+from houlsby_peft import HoulsbyLayer
 
 
 RECORDED = 200  # steps
@@ -227,12 +231,16 @@ class Records:
             if weight.requires_grad:
                 self._kinds[kind_of(name)].append(weight)
         self._spreads: dict[int, float] = {}
+        self._added: dict[int, float] = {}
         base: Any = model.get_base_model()
         layers = base.base_model.encoder.layer
         self._last = len(layers)
         for quarter in (1, 2, 3, 4):
             number = self._last * quarter // 4
-            layers[number - 1].register_forward_hook(self._measure(number))
+            layer = layers[number - 1]
+            layer.register_forward_hook(self._measure(number))
+            *_, place = [part for part in layer.modules() if isinstance(part, HoulsbyLayer)]
+            place.register_forward_hook(self._measure_added(number, place))
 
     @property
     def spread(self) -> float:
@@ -247,6 +255,8 @@ class Records:
             record[f"moved_{kind}"] = weights.distance()
         for number, spread in self._spreads.items():
             record[f"spread_{number}"] = spread
+        for number, share in self._added.items():
+            record[f"added_{number}"] = share
         with self._path.open("a") as file:
             file.write(_line(record))
 
@@ -271,6 +281,20 @@ class Records:
             self._spreads[number] = hidden[:, 0].detach().float().std(0).mean().item()
 
         return hook
+
+    def _measure_added(self, number: int, place: HoulsbyLayer) -> Any:
+        read: dict[str, torch.Tensor] = {}
+
+        def before(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            read["hidden"] = output[:, 0].detach().float()  # (texts, width)
+
+        def after(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            hidden = read["hidden"]
+            added = output[:, 0].detach().float() - hidden
+            self._added[number] = (added.norm(dim=-1) / hidden.norm(dim=-1)).mean().item()
+
+        place.base_layer.register_forward_hook(before)
+        return after
 
 
 def _line(record: Mapping[str, float]) -> str:
@@ -376,8 +400,9 @@ def main() -> None:
     flags = ["--base_dtype", "float32", *flags]
     arguments, _, _, training = parse_arguments(flags)
     table, task = Table(options.table), load(arguments)
-    steps_per_epoch = -(-len(task.splits["train"]) // training.per_device_train_batch_size)
-    whole = int(training.num_train_epochs * steps_per_epoch)
+    rows = len(task.splits["train"])
+    epochs = settle_schedule(training, rows).num_train_epochs or 0
+    whole = int(epochs * -(-rows // training.per_device_train_batch_size))
     taken: set[Cell] = set()  # by another process
     while cell := next_cell(options.cells, table, whole, taken):
         folder = Path(training.output_dir, cell.name)

@@ -243,7 +243,7 @@ def tickets(encoder, tmp_path_factory):
             encoder,
             "--use_cpu",
             "--max_steps",
-            12,
+            20,
             "--learning_rate",
             1e-2,
         )

@@ -1,0 +1,62 @@
+"""How long a run trains where the command line leaves it open, by arithmetic of its own."""
+
+import pytest
+
+from common.arguments import RecipeTrainingArguments
+from common.schedule import settle_schedule
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return lambda **given: RecipeTrainingArguments(output_dir=tmp_path, use_cpu=True, **given)
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "epochs", "warmup"),
+    [
+        # More than 100 steps per epoch: ten epochs, and a tenth of their steps.
+        (8_551, {}, 10, 268),
+        (3_668, {}, 10, 115),
+        # 78, 4 and one step per epoch: the epochs after which there are 1,000 steps.
+        (2_490, {}, 13, 102),
+        (100, {}, 250, 100),
+        (5, {}, 1_000, 100),
+        # As many rows on two accumulated batches of 16.
+        (2_490, {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}, 13, 102),
+        # What the command line names stays; 234 and 150 steps are then few.
+        (2_490, {"num_train_epochs": 3}, 3, 100),
+        (2_490, {"max_steps": 150}, 13, 75),
+        (2_490, {"warmup_steps": 0.1}, 13, 0.1),
+        (2_490, {"warmup_steps": 0}, 13, 0),
+        (2_490, {"num_train_epochs": 0.5, "warmup_steps": 7}, 0.5, 7),
+    ],
+)
+def test_small_training_sets_get_enough_steps(arguments, rows, given, epochs, warmup):
+    settled = settle_schedule(arguments(**given), rows)
+    assert (settled.num_train_epochs, settled.warmup_steps) == (epochs, warmup)
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "strategy", "steps"),
+    [
+        (3_668, {}, "epoch", None),
+        (2_490, {}, "epoch", None),
+        (100, {}, "steps", 13 * 4),  # 13 of 250 epochs
+        (100, {"num_train_epochs": 250}, "epoch", None),
+        (100, {"max_steps": 12}, "epoch", None),
+        (100, {"eval_strategy": "steps", "eval_steps": 8, "save_steps": 8}, "steps", 8),
+    ],
+)
+def test_many_short_epochs_are_evaluated_twenty_times(arguments, rows, given, strategy, steps):
+    given.setdefault("save_strategy", given.get("eval_strategy", "epoch"))
+    settled = settle_schedule(arguments(**given), rows)
+    assert (settled.eval_strategy, settled.eval_steps) == (strategy, steps)
+    assert (settled.save_strategy, steps and settled.save_steps) == (strategy, steps)
+
+
+def test_what_was_settled_is_said(arguments, capsys):
+    settle_schedule(arguments(), 100)
+    said = capsys.readouterr().out
+    assert "1,000 steps, 250 epochs; the learning rate rises for 100 steps" in said
+    settle_schedule(arguments(num_train_epochs=2, warmup_steps=0.1), 100)
+    assert not capsys.readouterr().out
