@@ -43,7 +43,7 @@ from common.data import (
 from common.edge import RecipeError, log
 from common.label_forms import (
     find_label_form,
-    find_numbers_with_gaps,
+    find_marks_for_missing,
     find_spellings,
     with_names,
     with_one_spelling,
@@ -313,7 +313,7 @@ def _read_label_forms(
         )
         splits = {name: form.read(split) for name, split in splits.items()}
     if saved is None:
-        gaps = find_numbers_with_gaps(train[column])
+        gaps = find_marks_for_missing(train[column])
         splits = {name: without_labels(split, column, gaps, name) for name, split in splits.items()}
     return dict(splits)
 

@@ -61,8 +61,10 @@ class LabelForm:
         return list(compress(self.flags, items))
 
     def _split(self, text: str) -> list[str]:
-        parts = text.split(self.separator) if self.separator else [text]
-        return list(filter(None, map(str.strip, parts)))
+        if self.separator is not None:
+            return _parts(text, self.separator)
+        label = text.strip()
+        return [label] if label else []
 
 
 def find_label_form(
@@ -131,14 +133,15 @@ def read_list(value: Any) -> list[Any] | None:
 
 def _are_flags(lists: Sequence[list[Any] | None]) -> bool:
     """Return whether all are lists of 0 and 1 of one length, in which a number occurs again."""
-    if not lists or None in lists:
+    if not lists:
         return False
-    repeats = False
+    lengths, repeats = set(), False
     for items in lists:
-        if len(items or ()) != len(lists[0] or ()) or not set(items or ()) <= {0, 1}:
+        if items is None or not set(items) <= {0, 1}:
             return False
-        repeats |= len(set(items or ())) < len(items or ())
-    return repeats
+        lengths.add(len(items))
+        repeats |= len(set(items)) < len(items)
+    return repeats and len(lengths) == 1
 
 
 def _find_separator(values: Iterable[Any], labels: set[str]) -> str | None:
@@ -152,30 +155,41 @@ def _find_separator(values: Iterable[Any], labels: set[str]) -> str | None:
         parts: set[str] = set()
         for text in texts - labels:
             if separator in text:
-                parts.update(part.strip() for part in text.split(separator))
-        parts.discard("")
-        if len(parts) > 1 and len(parts & alone) >= _SHARE_ALONE * len(parts):
+                parts.update(_parts(text, separator))
+        are_several = len(parts) > 1
+        if are_several and len(parts & alone) >= _SHARE_ALONE * len(parts):
             return separator
     return None
 
 
-def find_numbers_with_gaps(values: Iterable[Any]) -> set[str]:
+def _parts(text: str, separator: str) -> list[str]:
+    """Return the parts of a text that are not blank."""
+    stripped = map(str.strip, text.split(separator))
+    return [part for part in stripped if part]
+
+
+def find_marks_for_missing(values: Iterable[Any]) -> set[str]:
     """Return the texts that stand for a missing number among labels that are numbers otherwise.
 
     These are marks such as "n/a". Among scores, which are not all whole, they are all other texts.
     """
     counts = Counter(str(value).strip() for value in values if value not in (None, ""))
-    numbers = {text: read_number(text) for text in counts}
-    others = {text for text, number in numbers.items() if math.isnan(number)}
-    if len(numbers) - len(others) < 2:
+    numbers, texts = [], set()
+    for text in counts:
+        number = read_number(text)
+        if math.isnan(number):
+            texts.add(text)
+        else:
+            numbers.append(number)
+    if len(numbers) < 2:
         return set()
-    if {text.casefold() for text in others} <= _MISSING:
-        return others
-    are_whole = all(number.is_integer() for text, number in numbers.items() if text not in others)
-    count_of_others = sum(map(counts.__getitem__, others))
-    if are_whole or count_of_others > (1 - _SHARE_NUMBERS) * counts.total():
+    if {text.casefold() for text in texts} <= _MISSING:
+        return texts
+    are_classes = all(number.is_integer() for number in numbers)
+    rows_with_text = sum(counts[text] for text in texts)
+    if are_classes or rows_with_text > (1 - _SHARE_NUMBERS) * counts.total():
         return set()
-    return others
+    return texts
 
 
 def without_labels(data: Dataset, column: str, labels: set[str], name: str) -> Dataset:
@@ -225,9 +239,17 @@ def with_names(data: Dataset, column: str) -> str:
     """
     if not all(isinstance(value, int) for value in data[column]):
         return column
+    usual = {f"{column.lower()}_{end}" for end in ("text", "name", "str")}
     for name in columns_of(data):
-        is_name = name.lower() in {f"{column.lower()}_{end}" for end in ("text", "name", "str")}
-        pairs = set(zip(data[column], map(str, data[name]), strict=True)) if is_name else set()
-        if pairs and len(pairs) == len({number for number, _ in pairs}):
+        if name.lower() in usual and _is_name_of(data[name], data[column]):
             return name
     return column
+
+
+def _is_name_of(names: Sequence[Any], numbers: Sequence[int]) -> bool:
+    """Return whether each number has a single name."""
+    name_of: dict[int, str] = {}
+    for number, name in zip(numbers, names, strict=True):
+        if name_of.setdefault(number, str(name)) != str(name):
+            return False
+    return bool(name_of)
