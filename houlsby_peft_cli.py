@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from houlsby_peft.serving.task_bank import TaskBank
     from houlsby_peft.tables import TableReader
 
-_RECIPES = ("text_classification", "token_classification", "squad", "mlm")
+_CHECKED = ("text_classification", "token_classification")  # whose labels `check` knows
+_RECIPES = (*_CHECKED, "squad", "mlm")
 # Of names that can only be files.
 _EXTENSIONS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".ods", ".gz", ".conll")
 _TRAIN_FLAGS = """\
@@ -165,6 +166,9 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         "trained", metavar="run", nargs="?", help="folder of the run, or an adapter"
     )
     evaluate.add_argument("data", nargs="?", help="as for train")
+    train.set_defaults(recipes=_RECIPES)
+    check.set_defaults(recipes=_CHECKED)
+    evaluate.set_defaults(recipes=_RECIPES)
     train.usage = "%(prog)s [options] DATA [flags of the recipe]"
     train.epilog = _TRAIN_FLAGS
     check.usage = "%(prog)s [options] DATA [flags of the recipe]"
@@ -176,7 +180,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         command.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
         command.add_argument(
             "--recipe",
-            choices=_RECIPES,
+            choices=command.get_default("recipes"),
             help="kind of the task; default: by the data, or the run's",
         )
         command.add_argument("--help-all", action="store_true", help="show all flags of the recipe")
@@ -417,7 +421,7 @@ def _recipe_of(run: Path) -> str | None:
     return None
 
 
-def _take_recipe(flags: list[str]) -> str | None:
+def _take_recipe(flags: list[str], recipes: Sequence[str]) -> str | None:
     """Remove --recipe from the flags after the data, and return its value."""
     for number, flag in enumerate(flags):
         name, is_joined, value = flag.partition("=")
@@ -425,8 +429,8 @@ def _take_recipe(flags: list[str]) -> str | None:
             if not is_joined:
                 value = "".join(flags[number + 1 : number + 2])
             del flags[number : number + (1 if is_joined else 2)]
-            if value not in _RECIPES:
-                raise ValueError(f"--recipe must be one of {', '.join(_RECIPES)}; got {value!r}.")
+            if value not in recipes:
+                raise ValueError(f"--recipe must be one of {', '.join(recipes)}; got {value!r}.")
             return value
     return None
 
@@ -452,7 +456,9 @@ def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | N
     """Become the recipe, by default that of the data. On several GPUs, `accelerate launch` starts
     it instead.
     """
-    recipe = _take_recipe(options.flags) or recipe or _recipe_for(str(options.data))
+    recipe = (
+        _take_recipe(options.flags, options.recipes) or recipe or _recipe_for(str(options.data))
+    )
     _check_path(options.data)
     for package in ("datasets", "sklearn"):
         if importlib.util.find_spec(package) is None:
