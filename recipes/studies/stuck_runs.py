@@ -78,12 +78,12 @@ COLUMNS = (
 @dataclass(frozen=True)
 class Setting:
     """What differs from glue.py's defaults: flags, fields of the adapter's configuration, and the
-    learning rate of norms and biases as a share of the other weights' rate.
+    learning rate of kinds of weights as a share of the given rate.
     """
 
     flags: tuple[str, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
-    rate_of_norms: float = 1.0
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 REFERENCE = "reference"
@@ -92,7 +92,11 @@ SETTINGS = {
     "norms_frozen": Setting(("--train_layer_norm", "false")),
     "identity": Setting(("--init_std", "0")),
     "warmup_200": Setting(("--warmup_steps", "200")),
-    "slow_norms": Setting(rate_of_norms=0.1),
+    "slow_norms": Setting(rates={"norm": 0.1, "bias": 0.1}),
+    "slow_adapters": Setting(rates={"down": 0.1, "up": 0.1, "bias": 0.1}),
+    "slow_up": Setting(rates={"up": 0.1}),
+    "slow_down": Setting(rates={"down": 0.1}),
+    "slow_head": Setting(rates={"head": 0.1}),
     "scaling_0.5": Setting(fields={"scaling": 0.5}),
     "clip_0.1": Setting(("--max_grad_norm", "0.1")),
     "beta2_0.98": Setting(("--adam_beta2", "0.98")),
@@ -165,15 +169,22 @@ class StopAt(TrainerCallback):
 
 
 class StudyTrainer(RecipeTrainer):
-    """A trainer that records the first steps, and may train norms and biases at another rate."""
+    """A trainer that records the first steps, and trains kinds of weights at rates of their own."""
 
-    rate_of_norms = 1.0
+    rates: Mapping[str, float] = {}
     records: "Records"
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the Trainer's optimizer, whose second group has the norms and biases."""
+        """Create the Trainer's optimizer with a group for each kind of weights."""
         optimizer = super().create_optimizer(model)
-        optimizer.param_groups[1]["lr"] *= self.rate_of_norms
+        kinds = {weight: kind_of(name) for name, weight in self.model.named_parameters()}
+        groups = []
+        for group in optimizer.param_groups:
+            for kind in KINDS:
+                weights = [weight for weight in group["params"] if kinds[weight] == kind]
+                rate = group["lr"] * self.rates.get(kind, 1.0)
+                groups.append({**group, "params": weights, "lr": rate})
+        optimizer.param_groups[:] = groups
         return optimizer
 
     def training_step(
@@ -360,7 +371,7 @@ def train(cell: Cell, flags: list[str], task: StudyTask, table: Table, folder: P
     trainer = cast(
         StudyTrainer, task.make_trainer(model, tokenizer, arguments.max_length, training)
     )
-    trainer.rate_of_norms = setting.rate_of_norms
+    trainer.rates = setting.rates
     trainer.records = Records(model, folder / "steps.jsonl", begun)
     if cell.steps is not None:
         trainer.add_callback(StopAt(cell.steps))
