@@ -116,11 +116,7 @@ def _check_missing_weights(
         name = key.removeprefix(prefix)
         if name in brought or name.startswith(heads):
             continue
-        # A model without a head predicts from the hidden states of the tokens. The head for masked
-        # words is kept apart from an adapter, which others use without it.
-        is_pooler = task.pipeline == "feature-extraction" and ".pooler." in f".{name}"
-        is_of_masked_words = task.pipeline == "fill-mask" and not key.startswith(prefix)
-        if is_pooler or is_of_masked_words:
+        if _is_unused(task, name, is_of_head=name == key):
             unused.append(key)
         else:
             missing.append(key)
@@ -135,6 +131,14 @@ def _check_missing_weights(
             f"The base model {base.name_or_path} lacks {first_of(unused)}, which are random. The "
             "adapter does not need them."
         )
+
+
+def _is_unused(task: TaskKind, name: str, is_of_head: bool) -> bool:
+    """Return whether a task does without a weight of the model, by its name inside the encoder."""
+    if task.pipeline == "feature-extraction":  # the hidden states of the tokens are used
+        return name.startswith("pooler.") or ".pooler." in name
+    # The head for masked words is kept apart from an adapter, which others use without it.
+    return task.pipeline == "fill-mask" and is_of_head
 
 
 def load_tokenizer(

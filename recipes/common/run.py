@@ -103,29 +103,34 @@ class Run:
         self.content = describe_content(files, self.flags)
         self.arguments = by_rows_per_step(self.flags, command.training.world_size)
         self.arguments[CONTENT] = self.content
-        self.results: dict[str, Any] | None = None
         previous = read_object(self.folder / ARGUMENTS_FILE)
         results = read_object(self.folder / RESULTS_FILE)
         self.changed = differences(previous, self.arguments) if previous else {}
         self.is_begun = bool(results or checkpoints(self.folder))
-        if self.starts_over or self.flags["resume_from_checkpoint"] is not None:
-            return
-        if not previous:
-            self.changed = {ARGUMENTS_FILE: "is missing"}
-        if results and not self.changed and find_saved(self.folder) is None:
-            log(f"{self.folder} holds this run, but its weights are gone: they are made again.")
-        elif results and not self.changed:
-            log(
-                f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it "
-                "on other data."
-            )
-            self.results = results
-        elif self.is_begun and self.changed:
+        self.results: dict[str, Any] | None = None
+        if not self.starts_over and self.flags["resume_from_checkpoint"] is None:
+            if not previous:
+                self.changed = {ARGUMENTS_FILE: "is missing"}
+            self._take_finished(results)
+
+    def _take_finished(self, results: dict[str, Any] | None) -> None:
+        """Take the results of the same run, if it is finished; refuse a folder of another run."""
+        if self.is_begun and self.changed:
             raise RecipeError(
                 f"{self.folder} holds a run with other arguments or data: {_list(self.changed)}. "
                 "Give another --output_dir, --overwrite_output_dir to start over, or "
                 "--resume_from_checkpoint last to resume with the new ones."
             )
+        if not results:
+            return
+        if find_saved(self.folder) is None:
+            log(f"{self.folder} holds this run, but its weights are gone: they are made again.")
+            return
+        log(
+            f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it on "
+            "other data."
+        )
+        self.results = results
 
     def start(self) -> str | None:
         """Take the folder for a run that is not finished, and return the checkpoint to resume from,
