@@ -3,7 +3,7 @@
 # use it. The rates are a third, one and three times the usual one: the best should not be at the edge of the three.
 set -euo pipefail
 sweep() { python recipes/studies/sweep.py recipes/glue.py "$@" --seed 0 1 2 --search_seeds 1 --model_name minilm \
-    --train_pooler true ${FLAGS-} ${DRY_RUN-}; }
+    --train_pooler true --warmup_steps 0.1 ${FLAGS-} ${DRY_RUN-}; }
 method() {  # a name of a folder, and flags
     sweep --task cola --num_train_epochs 6 --output_dir runs/methods/"$@"
     sweep --task mrpc stsb rte --num_train_epochs 5 --output_dir runs/methods/"$@"
