@@ -1,6 +1,8 @@
 """The rows and columns of a data set: where the texts are, which rows are used, their tokens."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +26,18 @@ def locate(data: Dataset, row: int) -> str:
     if WHERE in data.column_names:
         return str(data[row][WHERE])
     return f"row {row}"
+
+
+def commit_of(data: Dataset) -> str | None:
+    """Return the commit of a data set from the Hub, or None.
+
+    The library datasets names the folder of its files after it.
+    """
+    for file in data.cache_files:
+        name = Path(file["filename"]).parent.name
+        if re.fullmatch("[0-9a-f]{40}", name):
+            return name
+    return None
 
 
 def lines_of(data: Dataset) -> list[str]:

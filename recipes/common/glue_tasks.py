@@ -139,7 +139,9 @@ class GlueTask(Task):
         return np.asarray(trainer.predict(rows, metric_key_prefix="submission").predictions)
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
-        address = {} if self.data_dir else {"id": HUB_DATASET, "config": self.name}
+        address = {}
+        if self.data_dir is None:
+            address = self.address_on_hub(HUB_DATASET, self.name)
         rows = {name: len(split) for name, split in self.splits.items()}
         about = {"language": "en", "name": f"GLUE {proper_name(self.name)}", **address}
         return {**about, "split": self.validation_splits[0], "rows": rows}

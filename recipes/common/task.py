@@ -29,7 +29,7 @@ from transformers.trainer_utils import PredictionOutput
 import houlsby_peft
 from common.arguments import RecipeTrainingArguments
 from common.command import Command
-from common.data import tokenize
+from common.data import commit_of, tokenize
 from common.edge import RecipeError, end_if_terminated, log, looks_like_a_path
 from common.files import read_object, write_json
 from common.metrics import Examples, compute_metrics, load_metrics
@@ -249,13 +249,18 @@ class Task(ABC):
                 return self.example_of(split[0])
         return self.example_of(self.splits["train"][0])
 
+    def address_on_hub(self, name: str, config: str | None) -> dict[str, str | None]:
+        """Return the name, the configuration and the commit of a data set on the Hub."""
+        first, *_ = self.splits.values()
+        return {"id": name, "config": config, "revision": commit_of(first)}
+
     def describe_data(self, arguments: Any) -> dict[str, Any]:
         """Return what results.json says of the data: the name, the address on the Hub if they are
         there, the split that the scores are of, and the rows of all splits.
         """
         address = {}
         if not looks_like_a_path(arguments.data):
-            address = {"id": arguments.data, "config": arguments.data_config}
+            address = self.address_on_hub(arguments.data, arguments.data_config)
         rows = {name: len(split) for name, split in self.splits.items()}
         return {
             "name": arguments.name,
@@ -356,6 +361,8 @@ def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> d
         "method": command.method.method,
         "task": task.name,
         "model": command.arguments.model_name,
+        # The commit of an encoder from the Hub, which transformers keeps there.
+        "model_revision": getattr(model.config, "_commit_hash", None),
         "dataset": task.describe_data(command.arguments),
         "text_columns": task.text_columns,
         **task.describe_labels(),

@@ -16,7 +16,7 @@ from common import reading
 from common.arguments import DataArguments, ReadOptions, RecipeTrainingArguments
 from common.balance import balanced_weights, describe_balance
 from common.classification import ClassificationArguments, load_task
-from common.data import find_text_columns, rows_with_text, sample, tokenize
+from common.data import commit_of, find_text_columns, rows_with_text, sample, tokenize
 from common.edge import RecipeError
 from common.label_reading import find_label_columns
 from common.labels import MULTI, REGRESSION, SINGLE, Labels, find_labels
@@ -111,6 +111,19 @@ class TestFiles:
         arguments = DataArguments(data="user/data")
         with pytest.raises(RecipeError, match="must have a split 'train', it has dev"):
             load_data(arguments, RecipeTrainingArguments(use_cpu=True))
+
+    def test_the_commit_of_data_on_the_hub_is_known_of_what_is_left_of_them(
+        self, tmp_path, monkeypatch
+    ):
+        rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
+        assert commit_of(rows) is None
+        commit = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
+        folder = tmp_path / "user___data" / "default" / "0.0.0" / commit
+        rows.save_to_disk(folder)
+        splits = {"train": Dataset.load_from_disk(folder)}
+        monkeypatch.setattr(reading, "load_dataset", lambda name, config: splits)
+        splits = load_data(DataArguments(data="user/data"), RecipeTrainingArguments(use_cpu=True))
+        assert commit_of(splits["train"].select([1]).remove_columns("label")) == commit
 
     def test_a_file_that_is_not_there_is_no_name_on_the_hub(self):
         with pytest.raises(RecipeError, match=r"--data must be .*'none\.csv'"):
