@@ -19,8 +19,8 @@ per run, with one line for each of the first 200 steps:
 - `moved_KIND`, the distance of the weights from their start, after the step before,
 - `spread_LAYER`, how far [CLS] differs between the texts of a batch: the mean over the features of
   the standard deviation over the batch, after this layer,
-- `added_LAYER`, the norm of what the layer's last adapter adds to [CLS], as a share of the norm of
-  what it reads: the mean over the batch.
+- `added_LAYER`, the norm of what the layer's last adapter adds to a token, as a share of what it
+  reads: the mean over the tokens.
 
 The same command continues after an interruption. A run that was stopped early continues from there
 once the cells ask for more steps. Stop between the ends of epochs: a checkpoint at the end of an
@@ -297,11 +297,11 @@ class Records:
         read: dict[str, torch.Tensor] = {}
 
         def before(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-            read["hidden"] = output[:, 0].detach().float()  # (texts, width)
+            read["hidden"] = output.detach().float()  # (texts, tokens, width)
 
         def after(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
             hidden = read["hidden"]
-            added = output[:, 0].detach().float() - hidden
+            added = output.detach().float() - hidden
             self._added[number] = (added.norm(dim=-1) / hidden.norm(dim=-1)).mean().item()
 
         place.base_layer.register_forward_hook(before)
