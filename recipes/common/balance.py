@@ -107,5 +107,5 @@ def describe_constant(classes: ClassScores) -> str | None:
     return (
         f"note: all {len(classes.predicted):,} predictions are {predicted!r}: the model tells no "
         f"classes apart. Always {most_frequent!r} has the accuracy "
-        f"{counts.max() / counts.sum():.3f}. Try more epochs or another --learning_rate."
+        f"{counts.max() / counts.sum():.3f}. Try a third of --learning_rate, or more epochs."
     )
