@@ -22,6 +22,7 @@ FIGURES = (
     "compare",
     "curves",
     "depth",
+    "first_steps",
     "init_scale",
     "robustness",
     "stability",

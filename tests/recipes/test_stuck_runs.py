@@ -9,6 +9,7 @@ import json
 import pandas as pd
 import pytest
 
+import figure
 import glue
 import stuck_runs
 from recipe_runs import results_of, run
@@ -55,6 +56,24 @@ def test_the_records_have_the_right_values(tmp_path, flags):
     moved = {name: of_run["moved_norm"][2] for name, of_run in lines.items()}
     assert moved["slow_norms-0"] == pytest.approx(0.1 * moved["reference-0"], rel=0.01)
     assert (lines["reference-0"].filter(like="spread_") > 0).all(axis=None)
+    # Both projections are drawn with 1e-2, so the first adapters add little.
+    assert lines["reference-0"].filter(like="added_").iloc[0].between(0, 0.1).all()
+
+
+def test_the_figure_shows_means_over_the_last_steps(tmp_path):
+    for seed, factor in ((0, 1), (1, 3)):
+        spreads = [factor * step for step in range(1, 11)]
+        columns = {"step": range(1, 11), "spread_1": 0.0, "spread_2": spreads}
+        columns |= {"added_1": [2 * spread for spread in spreads], "added_2": 1.0}
+        pd.DataFrame(columns).to_csv(tmp_path / f"slow_up-{seed}.csv", index=False)
+    run(figure, "first_steps", tmp_path)
+    lines = (tmp_path / "first_steps.jsonl").read_text().splitlines()
+    points = list(map(json.loads, lines))
+    # After step 5, the last five have the means 3 and 9, and after step 10, 8 and 24.
+    expected = {("spread", 5): 6, ("spread", 10): 16, ("added", 5): 12, ("added", 10): 32}
+    drawn = {(point["panel"], point["step"]): point["middle"] for point in points}
+    assert drawn == pytest.approx(expected)
+    assert (tmp_path / "first_steps.png").stat().st_size > 10_000
 
 
 def test_a_stuck_reference_names_the_seeds(tmp_path):
