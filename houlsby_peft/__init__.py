@@ -14,6 +14,7 @@ from .derive.layers import ablate, prune
 from .errors import AdapterError, HubError
 from .heads.finding import find_new_modules
 from .heads.new_heads import TwoLayerHead, put_two_layer_head
+from .ladder import Ladder
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .placement.places import find_places
@@ -70,6 +71,7 @@ __all__ = [
     "HoulsbyLayerNorm",
     "HoulsbyModel",
     "HubError",
+    "Ladder",
     "Place",
     "Predictor",
     "TaskBank",

@@ -124,11 +124,12 @@ def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
 
 def initialize(down_proj: Any, up_proj: Any, init_std: float) -> None:
     """Draw two projections from a normal distribution truncated at two standard deviations."""
-    _draw(down_proj, init_std or PAPER_INIT_STD)
-    _draw(up_proj, init_std)
+    draw(down_proj, init_std or PAPER_INIT_STD)
+    draw(up_proj, init_std)
 
 
-def _draw(projection: Any, std: float) -> None:
+def draw(projection: Any, std: float) -> None:
+    """Draw a projection from such a distribution, with biases of zero; std=0 draws zeros."""
     if std > 0:
         nn.init.trunc_normal_(projection.weight, std=std, a=-2 * std, b=2 * std)
     else:

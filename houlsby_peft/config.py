@@ -24,8 +24,9 @@ from .registration import houlsby_peft_type
 from .weights import read_json, read_shapes
 
 
-# The kinds of adapters, which differ in what their branch is computed from; see `residual.py`.
-KINDS = ("houlsby", "pfeiffer", "parallel")
+# The kinds of adapters, which differ in what their branch is computed from; see `residual.py` and
+# `ladder.py`.
+KINDS = ("houlsby", "pfeiffer", "parallel", "ladder")
 # Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` starts with it nevertheless.
 PAPER_INIT_STD = 1e-2
 # The names of heads that PEFT's model classes add to `modules_to_save`, by task type.
@@ -97,7 +98,10 @@ class HoulsbyConfig(PeftConfig):
         kind: What the branch is computed from. Every kind adds it to the sub-layer's output h,
             before the skip connection with the residual input x. "houlsby": h. "pfeiffer":
             LN(h + x) or, in models that normalize before a sub-layer, h + x (Pfeiffer et al. 2021).
-            "parallel": x (He et al. 2022).
+            "parallel": x (He et al. 2022). "ladder": a narrow network of width `r` beside the
+            encoder, which `layers_to_transform` lets read some layers only. The encoder itself
+            computes the same for all such adapters, and needs no backward pass. The norm after its
+            last layer is trained, if there is one in the layer. See `Ladder`.
         scaling: Factor on the branch: a number, "learned" for a trained one, or "channel" for a
             trained one per channel. He et al. 2022 use 4 with parallel adapters.
         invertible: "nice": add an invertible module after the embeddings, and its inverse before
@@ -140,7 +144,7 @@ class HoulsbyConfig(PeftConfig):
     rank_pattern: dict[str, int] = field(default_factory=dict)
     modules_to_save: list[str] | None = None
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
-    kind: Literal["houlsby", "pfeiffer", "parallel"] = "houlsby"
+    kind: Literal["houlsby", "pfeiffer", "parallel", "ladder"] = "houlsby"
     scaling: float | int | Literal["learned", "channel"] = 1.0
     invertible: Literal["nice"] | None = None
     invertible_reduction_factor: float | int = 2.0
@@ -189,6 +193,17 @@ class HoulsbyConfig(PeftConfig):
                 value = shortened(repr(getattr(self, name)))
                 rule = rule.format(kind=self.kind, task_type=self.task_type)
                 raise ValueError(f"HoulsbyConfig.{name} must be {rule}; got {value}.")
+        if self.kind == "ladder":
+            self._check_ladder()
+
+    def _check_ladder(self) -> None:
+        """Refuse what would have no effect, or would change what the ladders of all tasks read."""
+        for name, only in _OF_LADDERS.items():
+            if (value := getattr(self, name)) not in only:
+                raise ValueError(
+                    f"HoulsbyConfig.{name} must be {' or '.join(map(repr, only))} with "
+                    f"kind='ladder', which leaves the encoder as it is; got {value!r}."
+                )
 
     def shape_options(self) -> dict[str, Any]:
         """Return a copy of the options that shape the adapter's weights or its computation."""
@@ -336,6 +351,15 @@ _RULES: dict[str, tuple[Callable[[HoulsbyConfig], object], str]] = {
         ),
         "a dict from every number from 0 on to a name",
     ),
+}
+# The values that options may have beside kind="ladder".
+_OF_LADDERS: dict[str, tuple[object, ...]] = {
+    "invertible": (None,),
+    "positions": (("feed_forward",),),
+    "scaling": (1,),
+    "share_layers": (0,),
+    "trainable_token_indices": (None,),
+    "train_layer_norm": (True, False),
 }
 # The options that PEFT's own configurations do not have, and those that shape the weights.
 OPTIONS = {option.name for option in fields(HoulsbyConfig)} - {

@@ -10,6 +10,7 @@ from torch import nn
 
 from .errors import AdapterError
 from .kernels import layer_norm
+from .ladder import Ladder, Rungs, add_branches
 from .modules import cast, copy_of, hidden_states_of
 from .residual import SkipConnection
 from .tuner_layer import HoulsbyTunerLayer, ModelState, batch_of
@@ -34,7 +35,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
             end: -1, or -1 - n for a convolution over n dimensions.
     """
 
-    adapter_layer_names = ("houlsby_adapter",)
+    adapter_layer_names = ("houlsby_adapter", "houlsby_ladder")
     other_param_names = ("houlsby_owner",)
     # At most this many active adapters are applied, the first ones. None: all of them.
     most_applied: int | None = None
@@ -49,19 +50,25 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         super().__init__(base_layer, reference, state)
         self.channel_dim = channel_dim
         self.houlsby_adapter = nn.ModuleDict()
+        # Only at the end of an encoder.
+        self.houlsby_ladder = nn.ModuleDict()
         # From an adapter's name to the layer that owns its shared bottleneck. A plain dict, so that
         # the bottleneck is registered only once in the model.
         self.houlsby_owner: dict[str, HoulsbyLayer] = {}
         # Only where a bottleneck reads the residual input.
         self.skip: SkipConnection | None = None
+        # Only where there are ladders: what they read.
+        self.rungs: Rungs | None = None
         # How often each adapter, or stack of adapters, has run and not been recomputed, since the
         # last backward pass that recomputed any.
         self._passes: Counter[tuple[str, ...]] = Counter()
         self._recomputes = False
 
     def update_layer(self, adapter_name: str, bottleneck: nn.Module) -> None:
-        """Give an adapter a bottleneck that this layer owns."""
-        self.houlsby_adapter[adapter_name] = bottleneck
+        """Give an adapter a bottleneck that this layer owns, or a ladder."""
+        is_ladder = isinstance(bottleneck, Ladder)
+        modules = self.houlsby_ladder if is_ladder else self.houlsby_adapter
+        modules[adapter_name] = bottleneck
 
     def share_layer(self, adapter_name: str, owner: HoulsbyLayer) -> None:
         """Give an adapter the bottleneck that another layer owns."""
@@ -95,6 +102,14 @@ class HoulsbyLayer(HoulsbyTunerLayer):
             read = self.skip.read(bottleneck.kind, hidden, residual)
         return bottleneck(hidden, read)  # type: ignore[no-any-return]
 
+    def hear(self, rung: int | None, hidden: torch.Tensor) -> None:
+        """Keep what has entered another layer, for the bottlenecks or ladders here that read it."""
+        if self.rungs is not None and rung is not None:
+            if self._active_ladders():
+                self.rungs.enter(rung, hidden)
+        elif self.skip is not None:
+            self.skip.enter(hidden)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module, and adapt its output `(batch, tokens, d)` or of another shape."""
         self._tell_residual_users(args, kwargs)
@@ -118,8 +133,28 @@ class HoulsbyLayer(HoulsbyTunerLayer):
                 self._count_pass()
             for name in self.active_adapters[: self.most_applied]:
                 hidden = self.run_adapter(name, hidden, residual)
+        if self.rungs is not None:
+            hidden = self._climb(self.rungs, hidden)
         if self.channel_dim != -1:
             hidden = hidden.movedim(-1, self.channel_dim)
+        return hidden
+
+    def _active_ladders(self) -> dict[str, nn.Module]:
+        """Return the ladders here of the active adapters or, in a mixed batch, of its rows."""
+        batch = batch_of(self.state.batches)
+        names = self.active_adapters if batch is None else dict.fromkeys(batch.names)
+        return {name: self.houlsby_ladder[name] for name in names if name in self.houlsby_ladder}
+
+    def _climb(self, rungs: Rungs, hidden: torch.Tensor) -> torch.Tensor:
+        """Add the branches of the active ladders, or in a mixed batch of those of its rows."""
+        readings, ladders = rungs.leave(), self._active_ladders()
+        batch: Any = batch_of(self.state.batches)
+        if batch is not None and (len(set(batch.names)) > 1 or not readings.have(len(hidden))):
+            if not ladders:
+                return hidden
+            return add_branches(hidden, ladders, batch.names, readings, batch.fan_out)
+        for ladder in ladders.values():
+            hidden = hidden + ladder(readings).to(hidden)
         return hidden
 
     def _count_pass(self) -> None:
@@ -143,7 +178,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
             )
 
     def _get_available_adapters(self) -> set[str]:
-        return {*self.houlsby_adapter, *self.houlsby_owner}
+        return {*self.houlsby_adapter, *self.houlsby_ladder, *self.houlsby_owner}
 
 
 class HoulsbyLayerNorm(HoulsbyTunerLayer):

@@ -20,6 +20,7 @@ from .config import HoulsbyConfig
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_with_head, label_facts, use_labels
+from .ladder import Rungs, hold_mask, release_masks
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .modules import hold_batch_norms, release_batch_norms
 from .placement.plan import Plan
@@ -171,12 +172,14 @@ class HoulsbyModel(BaseTuner):
         self._before.restore(self.model)
         if not self.peft_config:
             release_batch_norms(self.model)
+            release_masks(self.model)
             vars(self.model).pop("peft_config", None)
 
     def unload(self) -> nn.Module:
         """Restore the base model bit for bit, and return it."""
         base: nn.Module = super().unload()
         release_batch_norms(base)
+        release_masks(base)
         return base
 
     def _prepare_adapter_config(  # type: ignore[override]
@@ -212,7 +215,9 @@ class HoulsbyModel(BaseTuner):
         elif isinstance(layer, HoulsbyLayer):
             owner: Any = self.model.get_submodule(plan.owners[current_key])
             layer.share_layer(adapter_name, owner)
-        if isinstance(layer, HoulsbyLayer) and place.entry is not None and layer.skip is None:
+        if isinstance(layer, HoulsbyLayer) and place.is_ladder:
+            self._connect_rungs(layer, place)
+        elif isinstance(layer, HoulsbyLayer) and place.entry is not None and layer.skip is None:
             self._connect(layer, place)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
         if layer is not target:
@@ -222,17 +227,31 @@ class HoulsbyModel(BaseTuner):
         """Let the bottlenecks of a layer read the residual input, and the norm after the sum."""
         parent, _, norm = (place.norm or "").rpartition(".")
         layer.skip = SkipConnection(self.model.get_submodule(parent) if norm else None, norm)
-        entry, name, parent_of_entry = self._locate(str(place.entry))
+        self._wrap_entry(str(place.entry)).residual_users.append(layer)
+
+    def _connect_rungs(self, layer: HoulsbyLayer, place: Place) -> None:
+        """Let the ladders of a layer read what enters the layers of the encoder, and its mask."""
+        if layer.rungs is None:
+            layer.rungs = Rungs()
+            hold_mask(self._plan.encoder_around(place), layer.rungs)
+        for index, key in place.rungs.items():
+            entry = self._wrap_entry(key)
+            entry.rung = index
+            if layer not in entry.residual_users:
+                entry.residual_users.append(layer)
+
+    def _wrap_entry(self, key: str) -> HoulsbyTunerLayer:
+        """Return the tuner layer around a module whose input is read; a new one if it has none."""
+        entry, name, parent = self._locate(key)
         if isinstance(entry, HoulsbyTunerLayer):
-            entry.residual_users.append(layer)
-            return
+            return entry
         if is_norm(entry):
             wrapper: HoulsbyTunerLayer = HoulsbyLayerNorm(entry, self._state)
         else:
             wrapper = HoulsbyLayer(entry, state=self._state)
-        wrapper.residual_users.append(layer)
         wrapper.set_adapter(self.active_adapters)
-        self._replace_module(parent_of_entry, name, wrapper, entry)
+        self._replace_module(parent, name, wrapper, entry)
+        return wrapper
 
     def _replace_module(
         self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module
@@ -359,7 +378,9 @@ class HoulsbyModel(BaseTuner):
         Another method, such as LoRA, may have wrapped X afterwards, which makes it `X.base_layer`.
         """
         name = re.escape(adapter_name)
-        return re.sub(rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|norm))\.{name}\.", r"\1.", key)
+        return re.sub(
+            rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|ladder|norm))\.{name}\.", r"\1.", key
+        )
 
     @classmethod
     def _remap_adapter_state_dict_for_load(  # type: ignore[override]
@@ -371,7 +392,7 @@ class HoulsbyModel(BaseTuner):
     ) -> dict[str, torch.Tensor]:
         """Name the weights of a file as in this model, and refuse those that do not fit."""
         name = re.escape(adapter_name)
-        own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{name}\.")
+        own = re.compile(rf"\.(?:{PREFIX}(?:adapter|ladder|norm)|modules_to_save)\.{name}\.")
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
         names = [cls._remove_adapter_name_from_key(key, adapter_name) for key in expected]
         encoder = getattr(_base(model), "base_model_prefix", "")

@@ -16,6 +16,7 @@ _COUPLING_POSITIONS = ("embeddings", "output_embedding")
 _MODULE_PARTS = {"module": "key", "projection": "projection", "entry": "entry", "norm": "norm"}
 # No model has more places, or larger bottlenecks.
 _MOST = 100_000
+_MOST_LAYERS = 1_000
 # The fields of a record that are not in its part of the file.
 _NOT_SAVED = {"task_type", "has_labels_of_base", "is_problem_type_inferred"}
 
@@ -36,6 +37,7 @@ class Place:
             bottleneck reads it.
         norm: Name of the norm after the skip connection, if a bottleneck may read its output.
         r: Size of the bottleneck, if it differs from the configuration's.
+        reads: Indices of the layers whose input a ladder reads: `0-11`. None: it has no ladder.
     """
 
     key: str
@@ -46,6 +48,7 @@ class Place:
     entry: str | None = None
     norm: str | None = None
     r: int | None = None
+    reads: str | None = None
 
     @property
     def is_norm(self) -> bool:
@@ -63,9 +66,23 @@ class Place:
         return not self.is_norm and not self.is_coupling
 
     @property
+    def is_ladder(self) -> bool:
+        """Whether a ladder, which counts as a bottleneck, ends here."""
+        return self.reads is not None
+
+    @property
+    def rungs(self) -> dict[int, str]:
+        """The modules whose input a ladder reads, by the indices of their layers."""
+        entry = self.relative(self.entry or "")
+        indices = _unfold_indices(self.reads or "")
+        return {
+            index: full_name(self.stack, index, entry) for index in indices if index is not None
+        }
+
+    @property
     def modules(self) -> list[str]:
         """The names of all modules that belong to the place."""
-        names = (self.key, self.projection, self.entry, self.norm)
+        names = (self.key, self.projection, self.entry, self.norm, *self.rungs.values())
         return [name for name in names if name is not None]
 
     def relative(self, name: str) -> str:
@@ -116,6 +133,8 @@ def _kind_of(place: Place, encoder: str) -> dict[str, str]:
             kind[part] = place.relative(name) if is_in_list else _leave_encoder(name, encoder)
     if place.r is not None:
         kind["r"] = str(place.r)
+    if place.reads is not None:
+        kind["reads"] = place.reads
     return kind
 
 
@@ -131,7 +150,14 @@ def unfold_places(folded: Iterable[Mapping[str, str]], encoder: str = "") -> Ite
                     names[attribute] = _enter_encoder(kind[part], encoder)
                 elif part in kind:
                     names[attribute] = full_name(stack, layer, kind[part])
-            yield Place(position=kind["position"], stack=stack, layer=layer, r=r, **names)
+            yield Place(
+                position=kind["position"],
+                stack=stack,
+                layer=layer,
+                r=r,
+                reads=kind.get("reads"),
+                **names,
+            )
 
 
 def _leave_encoder(name: str, encoder: str) -> str:
@@ -251,11 +277,20 @@ def _check_places(folded: Iterable[Mapping[str, str]]) -> None:
         for number, place in enumerate(unfold_places(folded)):
             if number == _MOST or not 0 < (place.r or 1) < _MOST:
                 raise ValueError(f"more places than {_MOST:,}, or a larger r")
+            if place.reads is not None:
+                _check_layers(place.reads)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"HoulsbyConfig.recorded: places must be as this library has saved them; got {reason}."
         ) from error
+
+
+def _check_layers(reads: str) -> None:
+    """Refuse what a ladder reads if it is more layers than a model has."""
+    for number, index in enumerate(_unfold_indices(reads)):
+        if number == _MOST_LAYERS or index is None:
+            raise ValueError(f"a ladder that reads no layer, or more than {_MOST_LAYERS:,}")
 
 
 def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:

@@ -27,11 +27,11 @@ class SkipConnection:
 
     def enter(self, residual: torch.Tensor) -> None:
         """Keep x for the sub-layer that this thread runs next."""
-        self._inputs[_thread()] = residual
+        self._inputs[thread()] = residual
 
     def leave(self) -> torch.Tensor | None:
         """Return x at the end of the sub-layer, and release it."""
-        return self._inputs.pop(_thread(), None)
+        return self._inputs.pop(thread(), None)
 
     def read(self, kind: str, hidden: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Return what the branch of a bottleneck is computed from, `(..., d)`.
@@ -66,6 +66,7 @@ class SkipConnection:
         return normalized.to(total.device)
 
 
-def _thread() -> int:
+def thread() -> int:
+    """Return the number of this thread."""
     # While a graph is captured, there is one thread, whose number cannot be part of the graph.
     return 0 if torch.compiler.is_compiling() else get_ident()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -20,6 +20,11 @@ BASE = "__base__"
 
 class Batch(Protocol):
     """A batch whose rows have different adapters; `batching.MixedBatch` is one."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The adapter of each row; empty in a trial of the base model."""
+        ...
 
     def apply(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a layer or head computes: each row by `run_adapter` of its own adapter."""
@@ -113,6 +118,8 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         self.state = state or ModelState()
         # The layers whose bottlenecks may read what enters this one; see `residual.py`.
         self.residual_users: list[Any] = []
+        # The index of the layer of the encoder that begins here, if a ladder reads its input.
+        self.rung: int | None = None
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
@@ -152,8 +159,8 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
     def _tell_residual_users(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Give what enters this module to the layers whose bottlenecks may read it."""
         for layer in self.residual_users:
-            if layer.skip is not None and not layer.disable_adapters:
-                layer.skip.enter(hidden_states_of(args, kwargs))
+            if not layer.disable_adapters:
+                layer.hear(self.rung, hidden_states_of(args, kwargs))
 
     def cast_to_base(self, adapter_name: str) -> None:
         """Cast an adapter's weights to the dtype of the base model."""

@@ -103,12 +103,12 @@ def check_base_type(model_type: str, kind: str, positions: Collection[str]) -> N
     # In ALBERT, the library exchanges the attention's output and its residual input. "pfeiffer"
     # reads the sum of both.
     is_exchanged = model_type == "albert" and "attention" in positions and kind != "pfeiffer"
-    if model_type not in model_types or is_exchanged:
+    if kind not in KINDS or model_type not in model_types or is_exchanged:
         raise AdapterError(
             "Only adapters of base models whose layers the `adapters` library and this package "
             f"adapt at the same place can be converted, which are {', '.join(model_types)} "
-            "(albert: after the attention only the kind 'pfeiffer'); got the kind "
-            f"{kind!r} on a {model_type}. Train the adapter anew."
+            f"with the kinds {', '.join(KINDS)} (albert: after the attention only the kind "
+            f"'pfeiffer'); got the kind {kind!r} on a {model_type}. Train the adapter anew."
         )
 
 

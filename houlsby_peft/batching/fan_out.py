@@ -6,19 +6,24 @@ everything between layers see an ordinary mixed batch. Only a layer that compute
 pairs of a text is narrowed to one row per text, and its output is repeated. Where that cannot be
 told of a layer, it runs on all rows, to the same result; so do all layers of a model that
 `torch.compile` has compiled.
+
+Ladders change nothing below the end of the encoder. If all adapters are ladders, every layer runs
+once per text, and the last one in parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
+from weakref import ReferenceType, ref
 
 import torch
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import Cache
 
+from ..layer import HoulsbyLayer
 from ..tuner_layer import Batch, HoulsbyTunerLayer, batch_of
 from .rows import select_rows
 
@@ -55,8 +60,17 @@ class FanOut:
         self._first = counts.cumsum(0) - counts
         # Whether the model records the outputs of its layers.
         self._is_recorded = False
+        # The tensors that repeat a row of each text, by their numbers.
+        self._repeated: dict[int, ReferenceType[torch.Tensor]] = {}
+        # Whether a row that is repeated may be a view of one, which must not change in place.
+        self._may_expand = False
         # The arguments with a row per pair of the layer that runs once per text.
         self._arguments: tuple[Any, Any] | None = None
+
+    def texts_of(self, pairs: torch.Tensor) -> torch.Tensor:
+        """Return the position of the text of each of these pairs, among the texts with adapters."""
+        positions: torch.Tensor = self._position.to(pairs.device)
+        return positions[pairs]
 
     def repeat(self, value: Any) -> Any:
         """Return arguments with a row per pair, from arguments with a row per text."""
@@ -96,7 +110,12 @@ class FanOut:
             hook = model.register_forward_pre_hook(repeat_inputs, with_kwargs=True, prepend=True)
             stack.callback(hook.remove)
             if len(self._first) < len(self.names):
-                for layer in _find_unchanged_layers(model, set(self.names)):
+                names = set(self.names)
+                layers = [*_find_unchanged_layers(model, names)]
+                if ends := [*_find_ends(model, names)]:
+                    self._may_expand = True
+                    layers += _find_unchanged_parts(ends, names)
+                for layer in layers:
                     stack.callback(layer.register_forward_pre_hook(start, with_kwargs=True).remove)
                     stack.callback(layer.register_forward_hook(end, prepend=True).remove)
             yield
@@ -134,7 +153,22 @@ class FanOut:
         for tensor in _find_tensors(output):
             if tensor is None or tensor.shape[:1] not in ((), (1,), (texts,)):
                 return layer.forward(*args, **kwargs)
-        return select_rows(output, self._position, texts)
+        if self._may_expand and texts == 1 and isinstance(output, torch.Tensor):
+            widened: Any = output.expand(len(self.names), *output.shape[1:])
+        else:
+            widened = select_rows(output, self._position, texts)
+        for tensor in _find_tensors(widened):
+            self._note(tensor)
+        return widened
+
+    def _note(self, tensor: torch.Tensor | None) -> None:
+        """Remember a tensor that repeats a row of each text."""
+        if tensor is not None:
+            self._repeated[id(tensor)] = ref(tensor)
+
+    def _is_noted(self, tensor: torch.Tensor) -> bool:
+        noted = self._repeated.get(id(tensor))
+        return noted is not None and noted() is tensor
 
     def _repeats(self, value: Any) -> bool:
         """Return whether a layer's arguments have a row per pair, and the same for all pairs of a
@@ -151,10 +185,13 @@ class FanOut:
             is_first = False
             # What has several rows for each pair, such as one for each head of the attention,
             # cannot be narrowed.
-            if tensor.dim() and tensor.shape[0] and tensor.shape[0] % pairs == 0:
+            is_several = tensor.dim() and tensor.shape[0] and tensor.shape[0] % pairs == 0
+            if is_several and not self._is_noted(tensor):
                 rows = tensor.unflatten(0, (pairs, -1))
                 if torch.equal(rows, rows.index_select(0, order.to(tensor.device))) != is_per_pair:
                     return False
+                if is_per_pair:
+                    self._note(tensor)
         return not is_first
 
 
@@ -182,6 +219,25 @@ def _find_unchanged_layers(model: nn.Module, names: set[str]) -> Iterator[nn.Mod
             yield child
         else:
             yield from _find_unchanged_layers(child, names)
+
+
+def _find_ends(model: nn.Module, names: set[str]) -> Iterator[nn.Module]:
+    """Yield the layers with the ends of encoders, if all of these adapters are ladders."""
+    for child in model.modules():
+        if isinstance(child, nn.ModuleList):
+            for layer in child:
+                for module in layer.modules():
+                    if isinstance(module, HoulsbyLayer) and names <= {*module.houlsby_ladder}:
+                        yield layer
+
+
+def _find_unchanged_parts(modules: Iterable[nn.Module], names: set[str]) -> Iterator[nn.Module]:
+    """Yield the largest parts of modules inside which none of these adapters is."""
+    for module in modules:
+        if not _is_changed(module, names):
+            yield module
+        elif not isinstance(module, HoulsbyTunerLayer):
+            yield from _find_unchanged_parts(module.children(), names)
 
 
 def _is_changed(layer: nn.Module, names: set[str]) -> bool:

@@ -323,6 +323,8 @@ class _Trial:
     changed.
     """
 
+    names: Sequence[str] = ()
+
     def __init__(self) -> None:
         self.calls: _Calls = {}
 

@@ -50,11 +50,12 @@ _OF_WEIGHTS = ("model-index", "metrics")
 # The kinds of weights in the order of the card, and by a part of the key in the file. The first
 # part that matches counts. A weight without any of them is part of a head.
 _HEAD = "head"
-_KINDS = ("bottlenecks", "invertible module", "layer norms", "tokens", _HEAD)
+_KINDS = ("bottlenecks", "ladder", "invertible module", "layer norms", "tokens", _HEAD)
 _KIND_BY_PART = {
     ".houlsby_adapter.F.": "invertible module",
     ".houlsby_adapter.G.": "invertible module",
     ".houlsby_adapter.": "bottlenecks",
+    ".houlsby_ladder.": "ladder",
     ".houlsby_norm.": "layer norms",
     ".token_adapter.": "tokens",
 }
@@ -176,6 +177,7 @@ def _values_of_adapter(
     return {
         "adapter": adapter_facts(saved, total),
         "classes": [] if has_several_classes else labels,
+        "is_ladder": saved.config.kind == "ladder",
         "model_type": base_facts(saved.record).get("model_type"),
         "num_labels": len(labels),
         "reads_text": _reads_text(saved.config, task),
@@ -343,7 +345,7 @@ def adapter_facts(saved: SavedAdapter, total: int | None = None) -> list[tuple[s
     size = saved.weights_file.stat().st_size
     facts = [
         ("options", f"HoulsbyConfig({', '.join(options)})"),
-        ("bottlenecks", str(len(bottlenecks))),
+        ("bottlenecks", str(len(bottlenecks) or "")),
         ("trained parameters", f"{trained:,} ({by_kind})"),
     ]
     if total:

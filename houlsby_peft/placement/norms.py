@@ -22,6 +22,9 @@ def find_norms(
     """Yield the norms that an adapter with these bottlenecks trains."""
     if not config.train_layer_norm:
         return
+    if config.kind == "ladder":
+        yield from _find_norms_of_ladders(config, bottlenecks.values())
+        return
     output_widths = _narrowest_outputs(view, bottlenecks)
     norms: dict[Layer | None, dict[str, int]] = {}
     for key in _separate_norms(view, config, bottlenecks):
@@ -37,6 +40,15 @@ def find_norms(
             if is_around or config.train_layer_norm == "all":
                 stack, index = layer or layer_of(key, config)
                 yield Place(key, "norm", stack, index, projection=key)
+
+
+def _find_norms_of_ladders(config: HoulsbyConfig, ladders: Iterable[Place]) -> Iterator[Place]:
+    """Yield the norm of the sum that a ladder is added to, if there is one: those below would
+    change what ladders read.
+    """
+    for place in ladders:
+        if place.norm and is_included(place.norm, config):
+            yield Place(place.norm, "norm", place.stack, place.layer, projection=place.norm)
 
 
 def _narrowest_outputs(view: View, bottlenecks: Mapping[str, Place]) -> dict[Layer, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from ..config import HoulsbyConfig
 from ..modules import is_in_any
-from ..record import Place, full_name, unfold_places
+from ..record import Place, fold_indices, full_name, unfold_places
 from .inference import infer_layers, log_inferred
 from .norms import find_norms
 from .selection import (
@@ -26,11 +26,12 @@ from .selection import (
     layer_of,
     name_layers,
 )
-from .table import EMBEDDINGS, SubLayer
+from .table import EMBEDDINGS, READABLE, SubLayer
 from .view import Layers, View, look_up_layers
 
 
 logger = logging.getLogger(__name__)
+_DECODER_OPTIONS = ("is_decoder", "is_encoder_decoder")
 
 
 def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Place]:
@@ -80,11 +81,13 @@ def _restore_places(
                     f"{type(view.model).__name__} has no {name!r}. Load the adapter on the base "
                     "model that it was trained on."
                 )
-        if config.kind != "houlsby" and place.is_bottleneck and place.entry is None:
+        is_complete = config.kind == "houlsby" or place.entry is not None
+        is_of_kind = place.is_ladder == (config.kind == "ladder")
+        if place.is_bottleneck and not (is_complete and is_of_kind):
             raise ValueError(
                 f"The recorded places of an adapter of kind {config.kind!r} must name the module "
-                f"that the residual input enters; {place.key!r} has none. Save or download the "
-                "adapter again."
+                "that the residual input enters and, of a ladder alone, the layers that it reads; "
+                f"{place.key!r} does not. Save or download the adapter again."
             )
         places[place.key] = place
     if not any(place.is_bottleneck for place in places.values()):
@@ -100,13 +103,15 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
     else:
         candidates = _find_named(view, config)
     places = {}
-    for place in candidates:
-        if is_selected(place, config):
-            pattern = get_pattern_key(list(config.rank_pattern), place.key)
-            r = config.rank_pattern.get(pattern, config.r)
-            if r != config.r:
-                place = replace(place, r=r)
-            places[place.key] = place
+    selected = [place for place in candidates if is_selected(place, config)]
+    if config.kind == "ladder" and selected:
+        selected = [_ladder_place(view, candidates, selected)]
+    for place in selected:
+        pattern = get_pattern_key(list(config.rank_pattern), place.key)
+        r = config.rank_pattern.get(pattern, config.r)
+        if r != config.r:
+            place = replace(place, r=r)
+        places[place.key] = place
     if not places:
         raise _nothing_to_adapt(view, config, candidates)
     check_layers(view, config, candidates)
@@ -127,6 +132,22 @@ def _check_reversible(view: View, config: HoulsbyConfig) -> None:
             "first, and name the ends of the sub-layers in target_modules, as "
             "docs/architectures.md shows."
         )
+
+
+def _ladder_place(view: View, candidates: Sequence[Place], selected: Sequence[Place]) -> Place:
+    """Return the place of a ladder that reads the selected layers: the end of the last layer."""
+    stacks = {place.stack for place in candidates}
+    last = candidates[-1]
+    model_type = view.type_around(last.key)
+    is_decoder = any(getattr(view.model.config, name, False) for name in _DECODER_OPTIONS)
+    if len(stacks) > 1 or model_type not in READABLE or is_decoder:
+        raise ValueError(
+            "HoulsbyConfig.kind='ladder' needs one encoder, of a model_type among "
+            f"{', '.join(sorted(READABLE))}; got a {type(view.model).__name__} of model_type "
+            f"{view.types.get('')!r}. Use another kind."
+        )
+    indices = [place.layer for place in selected if place.layer is not None]
+    return replace(last, reads=fold_indices(indices))
 
 
 def _nothing_to_adapt(
@@ -162,11 +183,15 @@ def _find_sub_layers(view: View, config: HoulsbyConfig) -> list[Place]:
     places = []
     for (stack, index), sub_layers in layers.items():
         for position, end in sub_layers:
+            if config.kind == "ladder":
+                # It reads what enters the layer.
+                end = replace(end, entry=sub_layers[0][1].entry)
             if position in config.positions:
                 key = full_name(stack, index, end.output)
                 width = full_name(stack, index, end.tells_width)
                 place = Place(key, position, stack, index, width)
-                if config.kind != "houlsby" and is_selected(place, config):
+                is_last = config.kind == "ladder"  # or may be, whether or not it is read
+                if is_last or (config.kind != "houlsby" and is_selected(place, config)):
                     place = _with_entry(view, config, place, end)
                 places.append(place)
     return places

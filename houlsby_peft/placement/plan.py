@@ -22,6 +22,7 @@ from ..fingerprint import compare_fingerprints, fingerprint, report_other_base
 from ..heads.finding import find_new, find_trained_modules
 from ..heads.new_heads import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
+from ..ladder import Ladder
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..modules import (
     base_module,
@@ -114,6 +115,11 @@ class Plan:
         """Return the module of the base model that determines width, device and dtype."""
         return self.view.modules[place.projection]
 
+    def encoder_around(self, place: Place) -> nn.Module:
+        """Return the innermost transformers model around a place."""
+        around = [name for name in self.view.types if not name or is_inside(place.key, name)]
+        return self.view.model.get_submodule(max(around, key=len))
+
     def match(self, key: str) -> bool | _ExcludedModule:
         """Return whether PEFT is to adapt a module, by its full name.
 
@@ -138,16 +144,19 @@ class Plan:
             channel_dim -= len(base.kernel_size)
         return _class_of(place)(target, self.reference(place), state, channel_dim=channel_dim)  # type: ignore[call-arg]
 
-    def new_bottleneck(self, place: Place) -> Bottleneck | InvertibleCoupling:
-        """Return a new bottleneck for its owner; an invertible module for the embeddings' end.
+    def new_bottleneck(self, place: Place) -> Bottleneck | InvertibleCoupling | Ladder:
+        """Return a new bottleneck for its owner; an invertible module for the embeddings' end, and
+        a ladder for the encoder's.
 
         It is on the base model's device and, unless that is quantized, in its dtype. It is on the
         meta device if that is the default device, as while PEFT adds an adapter to be loaded.
         """
         config, width, reference = self.config, self.widths[place.key], self.reference(place)
-        bottleneck: Bottleneck | InvertibleCoupling
+        bottleneck: Bottleneck | InvertibleCoupling | Ladder
         if place.is_coupling:
             bottleneck = InvertibleCoupling.from_config(config, width)
+        elif place.is_ladder:
+            bottleneck = Ladder.from_config(config, width, place.r or config.r, place.rungs)
         else:
             bottleneck = Bottleneck.from_config(config, width, place.r or config.r)
         bottleneck.train(reference.training)
@@ -225,7 +234,7 @@ class Plan:
         """
         names = [
             FILE_PREFIX,
-            "base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm",
+            "base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_ladder.houlsby_norm",
             *self.view.modules,
         ]
         for module in self.view.modules.values():

@@ -107,6 +107,8 @@ def _count_parameters(plan: Plan) -> dict[str, int]:
     # A place on a tuner layer counts as the module that it wraps.
     norms = [plan.reference(place) for place in plan.places.values() if place.is_norm]
     places = f"{len(bottlenecks)} bottlenecks at {len(plan.bottlenecks)} places (r={config.r})"
+    if config.kind == "ladder":
+        places = f"a ladder that ends at 1 place (r={config.r})"
     sizes = {
         places: sum(map(_size, bottlenecks)),
         f"{len(norms)} norms": sum(map(_size, norms)),

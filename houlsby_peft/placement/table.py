@@ -531,3 +531,10 @@ EMBEDDINGS: dict[str, SubLayer] = _by_type(
 # DeBERTa's encoder applies this norm to its table of relative positions, which all rows of a batch
 # share. It never trains, because the rows of a mixed batch cannot have different ones.
 SHARED_NORMS: dict[str, str] = dict.fromkeys(("deberta", "deberta-v2"), "encoder.LayerNorm")
+# The encoders that a ladder can read: each layer runs once, and each token may attend to all others
+# that are no padding.
+READABLE = {
+    *("bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm"),
+    *("megatron-bert", "modernbert", "mpnet", "rembert", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl"),
+}

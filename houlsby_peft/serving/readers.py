@@ -451,6 +451,9 @@ def _group_key(row: Row, number_of_text: int) -> tuple[object, ...]:
         key.append(("length", len(inputs["input_ids"])))
     if not reader.can_pad:
         key.append(("text", number_of_text))
+    # With ladders alone, the whole encoder runs once per text.
+    config: Any = reader.model.peft_config[reader.name]
+    key.append(config.kind == "ladder")
     return tuple(key)
 
 

@@ -206,9 +206,10 @@ class AdapterArguments:
     layers: list[int] | None = flag(  # noqa: RUF009
         default=None, help="Layers to adapt, counted from 0; default: all."
     )
-    kind: Literal["houlsby", "pfeiffer", "parallel"] = flag(
+    kind: Literal["houlsby", "pfeiffer", "parallel", "ladder"] = flag(
         default="houlsby",
-        help="What the bottleneck reads: the sub-layer's output, the normalized sum, or its input.",
+        help="What the bottleneck reads: the sub-layer's output, the normalized sum, or its input; "
+        "ladder: a network of width r beside the encoder, which reads its hidden states.",
     )
     positions: list[str] | None = flag(  # noqa: RUF009
         default=None,

@@ -53,6 +53,7 @@ KINDS = [
     ),
     ("roberta", "SequenceClassification", {"share_layers": 3}),
     ("distilbert", "TokenClassification", {}),
+    ("roberta", "TokenClassification", {"kind": "ladder"}),
     ("modernbert", "SequenceClassification", {"train_layer_norm": "all"}),
     ("modernbert", "QuestionAnswering", {"share_layers": 3}),
     ("llama", "SequenceClassification", {}),
@@ -136,7 +137,7 @@ def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_p
     assert sizes.count(32 * 4) == 2
 
 
-def new_predictor(architecture, kind, tokenizer, **options):
+def new_predictor(architecture, kind, tokenizer, /, **options):
     """An adapter with random weights on a base model with random weights."""
     torch.manual_seed(0)
     labels = {} if kind == "QuestionAnswering" else {"num_labels": 3}

@@ -38,7 +38,8 @@ TASKS = {
 }
 OPTIONS = {
     "topic": {"share_layers": 1, "r": 2},
-    "tags": {"train_layer_norm": False, "layers_to_transform": [1]},
+    "sentiment": {"kind": "ladder"},
+    "tags": {"kind": "ladder", "train_layer_norm": False, "layers_to_transform": [1]},
 }
 
 

@@ -1,0 +1,357 @@
+"""Ladders: what they compute, beside which encoders, and that these stay as they are."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+from peft import PeftModel, get_peft_model
+from torch.nn import functional as F
+
+from houlsby_peft import AdapterError, HoulsbyConfig, ablate
+from tiny_models import perturb, perturb_adapter, tiny_bert
+
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "num_labels": 3,
+    "pad_token_id": 0,
+}
+DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
+ENCODERS = {
+    "Bert": {},
+    "Roberta": {},
+    "DistilBert": DISTILBERT,
+    "MPNet": {},
+    "ModernBert": {"local_attention": 4, "global_attn_every_n_layers": 2},
+    "DebertaV2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "Deberta": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "Electra": {},
+    "Esm": {"mask_token_id": 4, "token_dropout": False},
+}
+IDS = torch.randint(5, 99, (3, 8), generator=torch.Generator().manual_seed(0))
+MASK = torch.ones_like(IDS)
+MASK[1, 5:] = 0
+BATCH = {"input_ids": IDS * MASK, "attention_mask": MASK}
+
+
+def encoder(name, head="ForSequenceClassification"):
+    sizes = {**SIZES, **ENCODERS[name]}
+    if head == "ForQuestionAnswering":
+        sizes["num_labels"] = 2
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    torch.manual_seed(0)
+    return getattr(transformers, name + head)(config).eval()
+
+
+def with_ladder(base, **options):
+    model = get_peft_model(base, HoulsbyConfig(kind="ladder", r=8, **options))
+    perturb(model)
+    return model.eval()
+
+
+def climb(weights, states, mask, heads):
+    """The branch of a ladder, written out from the weights of its file."""
+
+    def linear(name, inputs):
+        return inputs @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def norm(name, inputs):
+        inputs = F.layer_norm(inputs, inputs.shape[-1:])
+        return inputs * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    state = None
+    for index, hidden in states.items():
+        layer = f"layers.{index}"
+        reading = linear(f"{layer}.read_proj", F.layer_norm(hidden, hidden.shape[-1:]))
+        if state is not None:
+            kept = weights[f"{layer}.gate"].sigmoid()
+            reading = kept * state + (1 - kept) * reading
+        state = reading
+        parts = linear(f"{layer}.attention_in", norm(f"{layer}.attention_norm", state))
+        outputs = []
+        by_head = [part.chunk(heads, -1) for part in parts.chunk(3, -1)]
+        for query, key, value in zip(*by_head, strict=True):
+            scores = query @ key.mT / query.shape[-1] ** 0.5
+            scores = scores.masked_fill(mask[:, None, :] == 0, -torch.inf)
+            outputs.append(scores.softmax(-1) @ value)
+        state = state + linear(f"{layer}.attention_out", torch.cat(outputs, -1))
+        inner = F.gelu(linear(f"{layer}.down_proj", norm(f"{layer}.bottleneck_norm", state)))
+        state = state + linear(f"{layer}.up_proj", inner)
+    return linear("up_proj", state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("read", [None, [0, 2]], ids=str)
+@pytest.mark.parametrize("r", [8, 64, 66])
+def test_the_last_hidden_states_by_hand(read, r):
+    base = tiny_bert()
+    sums = []
+    last_norm = base.bert.encoder.layer[-1].output.LayerNorm
+    hook = last_norm.register_forward_pre_hook(lambda _, args: sums.append(args[0]))
+    states = base.bert(**BATCH, output_hidden_states=True).hidden_states
+    hook.remove()
+    config = HoulsbyConfig(kind="ladder", r=r, layers_to_transform=read)
+    model = get_peft_model(copy.deepcopy(base), config)
+    perturb(model)
+    layer = model.base_model.model.bert.encoder.layer[-1].output
+    weights = layer.dropout.houlsby_ladder["default"].state_dict()
+    norm = layer.LayerNorm.houlsby_norm["default"]
+    readings = {index: states[index] for index in read or range(4)}
+    heads = {8: 1, 64: 2, 66: 2}[r]
+    expected = norm(sums[0] + climb(weights, readings, MASK, heads))
+    found = model.eval().base_model.model.bert(**BATCH).last_hidden_state
+    torch.testing.assert_close(found[MASK == 1], expected[MASK == 1], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_beside_every_encoder_nothing_below_the_end_changes(name):
+    base = encoder(name)
+    before = {key: weight.clone() for key, weight in base.state_dict().items()}
+    with torch.no_grad():
+        expected = base(**BATCH, output_hidden_states=True)
+    model = with_ladder(base)
+    with torch.no_grad():
+        found = model(**BATCH, output_hidden_states=True)
+        alone = model(input_ids=IDS[1:2, :5], attention_mask=MASK[1:2, :5]).logits
+    for hidden, hidden_of_base in zip(
+        found.hidden_states[:-1], expected.hidden_states[:-1], strict=True
+    ):
+        assert torch.equal(hidden, hidden_of_base)
+    assert not torch.allclose(found.logits, expected.logits)
+    torch.testing.assert_close(alone, found.logits[1:2], atol=1e-5, rtol=1e-4)
+    with model.disable_adapter(), torch.no_grad():
+        assert torch.equal(model(**BATCH).logits, expected.logits)
+    unloaded = model.unload()
+    assert torch.equal(unloaded(**BATCH).logits, expected.logits)
+    after = unloaded.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert not any(module._forward_pre_hooks for module in unloaded.modules())
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_backward_pass_reaches_the_ladder_and_the_head_alone(name):
+    model = with_ladder(encoder(name)).train()
+    needs_gradients = []
+    stack = next(
+        module
+        for module in model.base_model.model.modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == 3
+    )
+    for layer in stack:
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: needs_gradients.append(
+                [
+                    value.requires_grad
+                    for value in (*args, *kwargs.values())
+                    if torch.is_tensor(value)
+                ]
+            ),
+            with_kwargs=True,
+        )
+    model(**BATCH, labels=torch.tensor([0, 1, 2])).loss.backward()
+    assert len(needs_gradients) == 3
+    assert not any(map(any, needs_gradients))
+    parts = ("houlsby_ladder", "houlsby_norm", "modules_to_save")
+    for key, weight in model.named_parameters():
+        is_own = any(part in key for part in parts)
+        assert (weight.grad is not None) is is_own, key
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+        "ForMaskedLM",
+        "Model",
+    ],
+)
+@torch.no_grad()
+def test_every_head_sees_it_and_a_saved_one_is_loaded(head, tmp_path):
+    model = with_ladder(encoder("Bert", head))
+    expected = model(**BATCH)[0]
+    assert not torch.allclose(expected, encoder("Bert", head)(**BATCH)[0], atol=1e-3)
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(encoder("Bert", head), tmp_path, adapter_name="other")
+    assert torch.equal(loaded.eval()(**BATCH)[0], expected)
+    injected = encoder("Bert", head)
+    injected.load_adapter(str(tmp_path))
+    assert torch.equal(injected.eval()(**BATCH)[0], expected)
+    assert torch.equal(copy.deepcopy(loaded)(**BATCH)[0], expected)
+
+
+def several():
+    """Three ladders of two widths, and two other adapters, all far from the base model."""
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(kind="ladder", r=8), "one")
+    model.add_adapter("two", HoulsbyConfig(kind="ladder", r=8))
+    model.add_adapter("upper", HoulsbyConfig(kind="ladder", r=6, layers_to_transform=[2, 3]))
+    model.add_adapter("bottlenecks", HoulsbyConfig(r=4))
+    model.add_adapter("parallel", HoulsbyConfig(r=4, kind="parallel"))
+    for seed, name in enumerate(model.peft_config):
+        perturb_adapter(model, name, seed)
+    return model.eval()
+
+
+ONE_EACH = [["one", "two", "parallel"], ["upper", "bottlenecks", "__base__"], ["two"]]
+LADDERS = [["one", "two", "upper"], ["two"], ["upper", "one"]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize("names", [ONE_EACH, LADDERS, [["one", "one"], ["one"], []]], ids=str)
+def test_many_tasks_of_a_text_give_what_each_gives_alone(names, texts):
+    model = several()
+    expected = []
+    for text, names_of_text in enumerate(names[:texts]):
+        for name in names_of_text:
+            row = {key: value[text : text + 1] for key, value in BATCH.items()}
+            expected.append(model(**row, adapter_names=[name]).logits)
+    batch = {key: value[:texts] for key, value in BATCH.items()}
+    found = model(**batch, adapter_names=names[:texts]).logits
+    torch.testing.assert_close(found, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    rows = [text for text, of_text in enumerate(names[:texts]) for _ in of_text]
+    repeated = {key: value[rows] for key, value in BATCH.items()}
+    flat = [name for names_of_text in names[:texts] for name in names_of_text]
+    mixed = model(**repeated, adapter_names=flat).logits
+    torch.testing.assert_close(mixed, torch.cat(expected), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_whole_encoder_runs_once_for_all_ladders_of_a_text():
+    model = several()
+    rows = {}
+
+    def count(key, module):
+        forward = module.forward
+        module.forward = lambda hidden: rows.update({key: len(hidden)}) or forward(hidden)
+
+    parts = []
+    for index, layer in enumerate(model.base_model.model.bert.encoder.layer):
+        parts += [
+            (f"{index} query", layer.attention.self.query),
+            (f"{index} inner", layer.intermediate.dense),
+            (f"{index} outer", layer.output.dense),
+        ]
+    for key, module in parts:
+        count(key, module)
+    model(**BATCH, adapter_names=LADDERS)
+    assert len(rows) == 12
+    assert set(rows.values()) == {3}
+    model(**{key: value[:1] for key, value in BATCH.items()}, adapter_names=[["one", "two"]])
+    assert set(rows.values()) == {1}
+
+
+@torch.no_grad()
+def test_ladders_come_and_go_beside_other_adapters():
+    model = several()
+    alone = {}
+    for name in list(model.peft_config):
+        model.set_adapter(name)
+        alone[name] = model(**BATCH).logits
+    model.delete_adapter("two")
+    for name in ("one", "upper", "bottlenecks", "parallel"):
+        model.set_adapter(name)
+        assert torch.equal(model(**BATCH).logits, alone[name])
+    model.add_adapter("two", HoulsbyConfig(kind="ladder", r=8))
+    model.base_model.add_weighted_adapter(["one", "two"], [1.0, 0.0], "copy")
+    model.set_adapter("copy")
+    assert torch.allclose(model(**BATCH).logits, alone["one"], atol=1e-6)
+    with ablate(model, [3], keep_norms=False):
+        ablated = model(**BATCH).logits
+    assert not torch.allclose(ablated, alone["one"])
+
+
+def test_what_a_ladder_cannot_be_is_refused():
+    for options, field in [
+        ({"share_layers": 1}, "share_layers"),
+        ({"scaling": "learned"}, "scaling"),
+        ({"invertible": "nice"}, "invertible"),
+        ({"positions": ["attention"]}, "positions"),
+        ({"train_layer_norm": "all"}, "train_layer_norm"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"target_modules": ["query"]}, "target_modules"),
+    ]:
+        with pytest.raises(ValueError, match=field):
+            HoulsbyConfig(kind="ladder", **options)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 60}
+    decoder = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    with pytest.raises(ValueError, match="needs one encoder"):
+        get_peft_model(decoder, HoulsbyConfig(kind="ladder"))
+    causal = tiny_bert(is_decoder=True)
+    with pytest.raises(ValueError, match="needs one encoder"):
+        get_peft_model(causal, HoulsbyConfig(kind="ladder"))
+
+
+def test_checkpointed_layers_and_parts_of_the_model_are_refused():
+    model = with_ladder(tiny_bert())
+    layer = model.base_model.model.bert.encoder.layer[-1]
+    with pytest.raises(AdapterError, match="all of them must run"):
+        layer(torch.randn(2, 4, 32))
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)()
+    model.train()
+    loss = model(**BATCH, labels=torch.tensor([0, 1, 2])).loss
+    with pytest.raises(AdapterError, match="without gradient checkpointing"):
+        loss.backward()
+
+
+@torch.no_grad()
+def test_the_norm_is_left_alone_if_it_is_not_to_be_trained():
+    model = with_ladder(tiny_bert(), train_layer_norm=False)
+    keys = [key for key in model.state_dict() if "houlsby" in key]
+    assert keys
+    assert all("houlsby_ladder" in key for key in keys)
+    assert model.base_model.records["default"].places == [
+        {
+            "position": "feed_forward",
+            "stack": "encoder.layer",
+            "module": "output.dropout",
+            "projection": "output.dense",
+            "entry": "attention.self.query",
+            "norm": "output.LayerNorm",
+            "reads": "0-3",
+            "layers": "3",
+        }
+    ]
+
+
+@torch.no_grad()
+def test_in_half_precision_the_ladder_stays_in_full():
+    model = with_ladder(tiny_bert().bfloat16())
+    ladder = model.base_model.model.bert.encoder.layer[-1].output.dropout.houlsby_ladder
+    assert {weight.dtype for weight in ladder.parameters()} == {torch.float32}
+    assert model(**BATCH).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("reads", "message"),
+    [
+        (None, "layers that it reads"),
+        ("", "reads no layer"),
+        ("0-99999999", "reads no layer, or more"),
+        ("0-1", "layers"),
+    ],
+)
+def test_a_file_with_other_layers_is_refused(reads, message, tmp_path):
+    with_ladder(tiny_bert()).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    fields = json.loads(file.read_text())
+    place = fields["recorded"]["places"][-1]
+    assert place["reads"] == "0-3"
+    if reads is None:
+        del place["reads"]
+    else:
+        place["reads"] = reads
+    file.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=message):
+        PeftModel.from_pretrained(tiny_bert(), tmp_path)
