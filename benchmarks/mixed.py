@@ -107,7 +107,7 @@ def with_adapters(
     torch.manual_seed(0)
     with torch.device(device):
         base = BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False).to(dtype)
-        model = get_peft_model(base, HoulsbyConfig(r=64, **options), adapter_name="task_0")
+        model = get_peft_model(base, HoulsbyConfig(**{"r": 64, **options}), adapter_name="task_0")
         layers = [
             module
             for module in model.modules()
@@ -116,7 +116,7 @@ def with_adapters(
         for added in (
             getattr(layer, name) for layer in layers for name in layer.adapter_layer_names
         ):
-            for name in (f"task_{task}" for task in range(1, number)):
+            for name in (f"task_{task}" for task in range(1, number if added else 1)):
                 added[name] = copy.deepcopy(added["task_0"])
                 for weight in added[name].parameters():
                     weight.data += 0.01 * torch.randn_like(weight)

@@ -1,0 +1,112 @@
+"""Measure ladders: one text with many tasks, and training steps.
+
+python benchmarks/ladder.py --parts tasks
+python benchmarks/ladder.py --parts steps --shape minilm
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from peft import PeftModel
+
+from methods import FLOOR, METHODS, OURS, houlsby
+from mixed import evaluate, with_adapters
+from models import SHAPES, build, inputs, saved_bytes
+from report import Rows
+from steps import training_step
+from timing import compared, interleaved, keep_freed_memory
+
+
+WIDTHS = (96, 192)
+
+
+def by_tasks_of_a_text(
+    shape: str, length: int, numbers: list[int], rounds: int, at_most: float
+) -> Rows:
+    """Measure one text with 1 to many ladders, relative to a pass with one task.
+
+    Args:
+        shape: A name of `SHAPES`.
+        length: Tokens of the text.
+        numbers: Numbers of tasks.
+        rounds: Number of rounds.
+        at_most: See `interleaved`; for each width.
+
+    Returns:
+        A row for each width and number.
+    """
+    text = torch.randint(0, 30522, (1, length))
+    rows: Rows = []
+    for width in WIDTHS:
+        model = with_adapters(shape, max(numbers), torch.float32, "cpu", kind="ladder", r=width)
+        calls: dict[object, Callable[[], object]] = {}
+        calls["base model"] = partial(evaluate, model, text, ["__base__"])
+        for number in numbers:
+            names = [f"task_{task}" for task in range(number)]
+            calls[number] = partial(evaluate, model, text, [names])
+        _check(model, text, max(numbers))
+        for number, row in compared(interleaved(calls, rounds, "cpu", at_most), 1).items():
+            rows.append({"shape": shape, "tokens": length, "r": width, "tasks": number, **row})
+    return rows
+
+
+def _check(model: PeftModel, text: torch.Tensor, number: int) -> None:
+    """Compare the outputs of all tasks of a text with those of each task alone."""
+    names = [f"task_{task}" for task in range(number)]
+    alone = [evaluate(model, text, [name]) for name in names]
+    torch.testing.assert_close(evaluate(model, text, [names]), torch.cat(alone), rtol=0, atol=1e-5)
+
+
+def steps(shape: str, rows_of_batch: int, length: int, rounds: int) -> Rows:
+    """Measure training steps, relative to one that trains nothing.
+
+    Returns:
+        A row for each method, with the bytes that its step keeps for the backward pass.
+    """
+    methods = {
+        FLOOR: METHODS[FLOOR],
+        OURS: METHODS[OURS],
+        "Houlsby r=64, upper half": METHODS["Houlsby r=64, upper half"],
+        "LoRA r=8, all linear layers": METHODS["LoRA r=8, all linear layers"],
+        "full fine-tuning": METHODS["full fine-tuning"],
+    }
+    for width in WIDTHS:
+        methods[f"ladder r={width}"] = houlsby(r=width, kind="ladder")
+    batch = inputs(rows_of_batch, length)
+    models = {name: build(shape, method) for name, method in methods.items()}
+    kept = {name: saved_bytes(model, batch) for name, model in models.items()}
+    calls = {name: training_step(model, batch) for name, model in models.items()}
+    rows: Rows = []
+    for name, row in compared(interleaved(calls, rounds, "cpu"), FLOOR).items():
+        rows.append({"shape": shape, "method": name, "kept_bytes": kept[name], **row})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=("tasks", "steps"), default=["tasks"])
+    parser.add_argument("--shape", choices=SHAPES, default="base")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=32, help="Rows of a training step.")
+    parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    if "tasks" in arguments.parts:
+        for row in by_tasks_of_a_text(
+            arguments.shape, arguments.tokens, arguments.tasks, arguments.rounds, 240
+        ):
+            print(row, flush=True)
+    if "steps" in arguments.parts:
+        for row in steps(arguments.shape, arguments.rows, arguments.tokens, arguments.rounds):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
