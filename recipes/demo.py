@@ -36,6 +36,7 @@ DEFAULTS = {
     "train_pooler": False,
     "learning_rate": 1e-3,
     "num_train_epochs": 4,
+    "warmup_steps": 0.1,
     "train_sampling_strategy": "sequential",
 }
 LABELS = ("unacceptable", "acceptable")  # as in CoLA
