@@ -90,7 +90,7 @@ class Bottleneck(nn.Module):
             read: What the branch is computed from, of the same shape. Default: the hidden states.
         """
         if read is None:
-            if type(self).branch is _BRANCH and operation.can_run(self, hidden):
+            if type(self).branch is BRANCH and operation.can_run(self, hidden):
                 return operation.run(self, hidden)
             read = hidden
         branch = self.branch(to_weight(read, self.down_proj.weight))
@@ -106,7 +106,7 @@ class Bottleneck(nn.Module):
 
 # The branch that `kernels/bottleneck.py` computes as well, in one operation with the sum: whoever
 # changes the method above changes both. A variant with another branch does not use the operation.
-_BRANCH = Bottleneck.branch
+BRANCH = Bottleneck.branch
 
 
 def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:

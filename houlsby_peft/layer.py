@@ -178,7 +178,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
             )
 
     def _get_available_adapters(self) -> set[str]:
-        return {*self.houlsby_adapter, *self.houlsby_ladder, *self.houlsby_owner}
+        return {*super()._get_available_adapters(), *self.houlsby_ladder, *self.houlsby_owner}
 
 
 class HoulsbyLayerNorm(HoulsbyTunerLayer):

@@ -431,8 +431,10 @@ class HoulsbyModel(BaseTuner):
             with self._use_labels(kwargs):
                 yield
             return
+        # Those that a bank holds in slots have a record alone.
+        adapters = {**self._own_adapters, **self.records}
         with (
-            run_mixed_batch(self._row_finder, names, self._own_adapters, args, kwargs),
+            run_mixed_batch(self._row_finder, names, adapters, args, kwargs),
             self._use_labels(kwargs),
         ):
             yield

@@ -120,6 +120,8 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         self.residual_users: list[Any] = []
         # The index of the layer of the encoder that begins here, if a ladder reads its input.
         self.rung: int | None = None
+        # Adapters that are held here for prediction alone; see `batching/slots.py`.
+        self.slots: list[Any] = []
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
@@ -155,6 +157,19 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         # PEFT activates the first one in place of a deleted adapter. transformers deletes layer by
         # layer, so the layers must agree, whichever adapters they have.
         return sorted(self.state.records)
+
+    def slot(self, adapter_name: str) -> Any:
+        """Return the slot of an adapter here; None if it is not held in slots."""
+        for slots in self.slots:
+            if adapter_name in slots.numbers:
+                return slots.slot(self, adapter_name)
+        return None
+
+    def _get_available_adapters(self) -> set[str]:
+        adapters: set[str] = super()._get_available_adapters()
+        for slots in self.slots:
+            adapters.update(slots.numbers)
+        return adapters
 
     def _tell_residual_users(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Give what enters this module to the layers whose bottlenecks may read it."""

@@ -136,7 +136,7 @@ torch.library.define(
 )
 
 
-def _kernels_for(hidden: torch.Tensor, r: int) -> Any:
+def kernels_for(hidden: torch.Tensor, r: int) -> Any:
     """Return the module of the Triton kernels for hidden states on a GPU; None if PyTorch's own
     products compute them.
 
@@ -194,7 +194,7 @@ def _run_kernel(
     hidden: torch.Tensor, down_weight: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what `compute` does, by a Triton kernel where one is faster."""
-    kernels = _kernels_for(hidden, len(down_weight))
+    kernels = kernels_for(hidden, len(down_weight))
     if kernels is None:
         return compute(hidden, down_weight, *others)
     rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
@@ -259,7 +259,7 @@ def _run_rows_backward(
     grad: torch.Tensor, inner: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what `compute_rows_backward` does, by a Triton kernel where one is faster."""
-    kernels = _kernels_for(grad, inner.shape[-1])
+    kernels = kernels_for(grad, inner.shape[-1])
     if kernels is None:
         return compute_rows_backward(grad, inner, *others)
     with torch.cuda.device(grad.device):

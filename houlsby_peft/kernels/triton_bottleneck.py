@@ -90,15 +90,29 @@ def _forward(
     up_bias,
     result,
     inner,
+    slots,
+    down_weight_stride,
+    down_bias_stride,
+    up_weight_stride,
+    up_bias_stride,
     number,
     width,
     r,
+    HAS_SLOTS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRODUCT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
+    if HAS_SLOTS:
+        # A row of the batch has `number` vectors, and its weights are in a slot.
+        row, slot = tl.program_id(1).to(tl.int64), tl.load(slots + tl.program_id(1))
+        hidden, result = hidden + row * number * width, result + row * number * width
+        down_weight += slot * down_weight_stride
+        down_bias += slot * down_bias_stride
+        up_weight += slot * up_weight_stride
+        up_bias += slot * up_bias_stride
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     units = tl.arange(0, INNER)
     down = tl.zeros((ROWS, INNER), tl.float32)
@@ -108,7 +122,8 @@ def _forward(
         weight = _load(down_weight, units, columns, width, r, width).to(PRODUCT)
         down = tl.dot(read, tl.trans(weight), down, input_precision="ieee")
     down += tl.load(down_bias + units, mask=units < r, other=0.0).to(tl.float32)[None, :]
-    _store(inner, down, rows, units, r, number, r)
+    if not HAS_SLOTS:
+        _store(inner, down, rows, units, r, number, r)
     activated = _activate(down, ACTIVATION).to(PRODUCT)
     for start in range(0, width, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
@@ -192,13 +207,53 @@ def run(
         up_bias,
         result,
         inner,
+        None,
+        0,
+        0,
+        0,
+        0,
         len(hidden),
         width,
         r,
+        HAS_SLOTS=False,
         ACTIVATION=activation,
         **constants,
     )
     return result, inner
+
+
+def run_rows(
+    hidden: torch.Tensor,
+    down_weight: torch.Tensor,
+    down_bias: torch.Tensor,
+    up_weight: torch.Tensor,
+    up_bias: torch.Tensor,
+    slots: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """Return what `compute` in `rows.py` does, for hidden states `(rows, ..., d)`."""
+    _, r, width = down_weight.shape
+    result = hidden.new_empty(hidden.shape)
+    vectors = hidden.view(len(hidden), -1, width)
+    (programs,), constants = _sizes(vectors[0], r)
+    _forward[programs, len(vectors)](
+        vectors,
+        down_weight,
+        down_bias,
+        up_weight,
+        up_bias,
+        result,
+        None,
+        slots,
+        *(weight.stride(0) for weight in (down_weight, down_bias, up_weight, up_bias)),
+        vectors.shape[1],
+        width,
+        r,
+        HAS_SLOTS=True,
+        ACTIVATION=activation,
+        **constants,
+    )
+    return result
 
 
 def run_backward(

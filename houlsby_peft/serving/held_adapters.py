@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, MutableMapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
+import torch
 from peft import PeftModel
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import TaskKind, task_kind_of_class
-from ..tuner_layer import state_of
-from ..undo import parts_of
-from .load import load_saved
+from .forms import Form, can_hold, form_key
+from .load import load_held, load_saved
 from .predictor import Predictor, find_reader, removed_on_error
 from .readers import Reader, attempt
 
@@ -93,36 +102,15 @@ class BankTask:
 
 @dataclass
 class HeldAdapter:
-    """An adapter in memory, which may be taken out of its model and put in again.
+    """An adapter in memory.
 
-    `parts` are what it has there: each with the mapping by adapter name that holds it. The first
-    adapter of a model has none here, because PEFT needs one that stays.
+    `drop` lets it go. The first adapter of a model stays, because PEFT needs one, and its bytes do
+    not count.
     """
 
     reader: Reader
-    parts: list[tuple[Any, Any]]
-
-    def __post_init__(self) -> None:
-        """Count the memory that the weights take."""
-        self.nbytes = 0
-        for mapping, part in self.parts:
-            if isinstance(mapping, nn.ModuleDict):
-                self.nbytes += sum(weight.nbytes for weight in part.parameters())
-            elif isinstance(mapping, nn.Module):
-                self.nbytes += part.nbytes
-            # Plain dicts hold the configuration, the record and references to bottlenecks.
-
-    def put_in(self) -> None:
-        """Put it into the model, if it is not there."""
-        if self.parts and self.reader.name not in self.reader.model.peft_config:
-            for mapping, part in self.parts:
-                mapping[self.reader.name] = part
-
-    def take_out(self) -> None:
-        """Take it out of the model, if it is there."""
-        if self.parts and self.reader.name in self.reader.model.peft_config:
-            for mapping, _ in self.parts:
-                del mapping[self.reader.name]
+    nbytes: int = 0
+    drop: Callable[[], object] | None = None
 
 
 class HeldAdapters:
@@ -144,13 +132,15 @@ class HeldAdapters:
         self.token = token
         self.is_full = False
         self._base_model = base_model
-        self._options = {"token": token, **options}
+        self._options = options
         # By weak references: an adapter is dropped when its task is gone.
         self._held: OrderedDict[ref[BankTask], HeldAdapter] = OrderedDict()
         self._loaded = 0
         # The first adapter of each kind of head, by the class of transformers that loads the base
         # model. The later ones are loaded beside it.
         self._first: dict[str, Predictor] = {}
+        # By head, and by what the files of equal adapters have in common.
+        self._forms: dict[Hashable, Form] = {}
         self._tokenizers: MutableMapping[object, PreTrainedTokenizerBase] = WeakValueDictionary()
 
     @property
@@ -184,9 +174,6 @@ class HeldAdapters:
         for task in needed.values():
             readers[task] = attempt(catch, self._hold, task)
             self._make_room(needed)
-        for key in needed:
-            if key in self._held:
-                self._held[key].put_in()
         return readers
 
     def _hold(self, task: BankTask) -> Reader:
@@ -197,55 +184,84 @@ class HeldAdapters:
 
     def _drop_gone(self) -> None:
         for key in list(self._held):
+            adapter = self._held[key]
             if key() is None:
-                self._held.pop(key).take_out()
+                del self._held[key]
+                if adapter.drop is not None:
+                    adapter.drop()
 
     def _make_room(self, needed: Collection[ref[BankTask]]) -> None:
         for key, adapter in list(self._held.items()):
             if self.nbytes <= self.max_bytes:
                 return
-            if adapter.parts and key not in needed:
-                self._held.pop(key).take_out()
+            if adapter.drop is not None and key not in needed:
+                del self._held[key]
+                adapter.drop()
                 self.is_full = True
 
     def _load(self, task: BankTask) -> HeldAdapter:
         saved = task.open(self.token)
         task.files = list_files(saved.folder)
-        find_reader(saved.task, task.name or saved.name)  # before a base model is loaded
-        head = saved.task.auto_class
-        first = self._first.get(head)
-        if first is not None:
-            self._take_out_of(first.model)
+        called = task.name or saved.name
+        find_reader(saved.task, called)  # before a base model is loaded
         self._loaded += 1
+        name = f"task_{self._loaded}"
+        head, weights = saved.task.auto_class, saved.weights
+        key = (head, form_key(saved, weights))
+        # In memory, they are float32 at least.
+        nbytes = sum(weight.numel() * max(weight.element_size(), 4) for weight in weights.values())
+        first = self._first.get(head)
+        form = self._forms.get(key)
+        if form is not None and first is not None:
+            with _dropped_on_error(form, name):
+                predictor = load_held(
+                    saved, weights, form, first, name, self._tokenizers, self.token
+                )
+                reader = _make_reader(task, predictor, called)
+            return HeldAdapter(reader, nbytes, partial(self._drop, form, name))
         predictor = load_saved(
             saved,
             self._base_model_for(saved.task),
             first,
-            f"task_{self._loaded}",
+            name,
             self._tokenizers,
+            token=self.token,
             **self._options,
         )
-        with removed_on_error(predictor.model, predictor.name):
-            reader = predictor.reader(task.name or saved.name)
-            reader.request(reader.example, None, task.source.threshold)
+        model = predictor.model
+        with removed_on_error(model, name):
+            reader = _make_reader(task, predictor, called)
+        form = self._find_form(model, name, key, weights)
         if first is None:
             self._first[head] = predictor
-            return HeldAdapter(reader, [])
-        model, name = predictor.model, predictor.name
-        parts = parts_of(model, name)
-        for mapping in (model.peft_config, state_of(model).records):
-            parts.append((mapping, mapping[name]))
-        return HeldAdapter(reader, parts)
+            return HeldAdapter(reader)
+        if form is None:
+            return HeldAdapter(reader, nbytes, partial(model.delete_adapter, name))
+        form.leave_modules(name)
+        with _dropped_on_error(form, name):
+            form.hold(name, saved, weights)
+        return HeldAdapter(reader, nbytes, partial(self._drop, form, name))
 
-    def _take_out_of(self, model: PeftModel) -> None:
-        """Take all adapters but the first out of a model.
+    def _find_form(
+        self, model: PeftModel, name: str, key: Hashable, weights: Mapping[str, torch.Tensor]
+    ) -> Form | None:
+        """Return the form of an adapter that PEFT has added; None if it cannot be held in slots."""
+        # With "warn", each adapter of another base model is to be warned of.
+        if self._options["other_base"] != "refuse" or not can_hold(model, name):
+            return None
+        form = Form(model, name, key)
+        if not form.fits(weights):
+            form.slots.close()
+            return None
+        self._forms[key] = form
+        return form
 
-        PEFT visits all modules several times for each adapter that it adds. The time would grow
-        with the number of adapters in the model.
-        """
-        for adapter in self._held.values():
-            if adapter.reader.model is model:
-                adapter.take_out()
+    def _drop(self, form: Form, name: str) -> None:
+        """Let go an adapter that is held in slots, and its form if it was the last one."""
+        form.drop(name)
+        if not form.slots.numbers:
+            form.slots.close()
+            del self._forms[form.key]
 
     def _base_model_for(self, kind: TaskKind) -> PreTrainedModel | str | None:
         """Return the base model that was given, unless it is a model with another kind of head."""
@@ -254,6 +270,22 @@ class HeldAdapters:
             if kind_of_base is not None and kind_of_base.auto_class != kind.auto_class:
                 return None
         return self._base_model
+
+
+def _make_reader(task: BankTask, predictor: Predictor, called: str) -> Reader:
+    """Return what reads the inputs of a task, if its adapter can be used."""
+    reader = predictor.reader(called)
+    reader.request(reader.example, None, task.source.threshold)
+    return reader
+
+
+@contextmanager
+def _dropped_on_error(form: Form, name: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        form.drop(name)
+        raise
 
 
 def list_files(folder: Path) -> Files:

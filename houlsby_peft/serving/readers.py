@@ -451,9 +451,9 @@ def _group_key(row: Row, number_of_text: int) -> tuple[object, ...]:
         key.append(("length", len(inputs["input_ids"])))
     if not reader.can_pad:
         key.append(("text", number_of_text))
-    # With ladders alone, the whole encoder runs once per text.
-    config: Any = reader.model.peft_config[reader.name]
-    key.append(config.kind == "ladder")
+    # With ladders alone, the whole encoder runs once per text. What is held in slots is no ladder.
+    config: Any = reader.model.peft_config.get(reader.name)
+    key.append(config is not None and config.kind == "ladder")
     return tuple(key)
 
 

@@ -112,6 +112,13 @@ class Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.fixture
+def away_from_cpu(monkeypatch):
+    """Compute batches as on a device whose operations wait for Python."""
+    monkeypatch.setattr("houlsby_peft.batching.stack.is_plain_call", lambda hidden: False)
+
+
+@pytest.mark.usefixtures("away_from_cpu")
 def test_the_number_of_operations_does_not_depend_on_the_number_of_adapters(token_ids):
     calls = {}
     for adapters in (2, 5):
@@ -200,7 +207,10 @@ def test_a_deleted_adapter_gives_its_memory_back_after_a_mixed_batch(token_ids):
     assert all(weight() is None for weight in weights)
 
 
-def test_a_generation_stacks_weights_once():
+@pytest.mark.parametrize("stacks", [0, 1])
+def test_a_generation_stacks_weights_once_and_on_a_cpu_never(stacks, request):
+    if stacks:
+        request.getfixturevalue("away_from_cpu")
     model = add(
         seeded(gpt2),
         "one",
@@ -214,8 +224,23 @@ def test_a_generation_stacks_weights_once():
     with torch.no_grad(), Counting() as counting:
         model.generate(input_ids=IDS[:4], adapter_names=["one", "two", "one", "two"], **options)
     # Two weights and two biases at each of the 8 places, and two products for each of the 6 tokens.
-    assert counting.calls["stack"] == 8 * 4
-    assert counting.calls["baddbmm"] >= 6 * 8 * 2
+    assert counting.calls["stack"] == 8 * 4 * stacks
+    assert counting.calls["baddbmm"] == 6 * 8 * 2 * stacks
+
+
+@pytest.mark.parametrize("options", [{}, {"scaling": 2.0}, {"scaling": "channel"}])
+@pytest.mark.parametrize("kind", ["houlsby", "pfeiffer"])
+def test_both_ways_compute_the_same(kind, options, token_ids, request):
+    """Also for rows whose adapters do not stand together."""
+    model = tiny_bert()
+    for seed, name in enumerate(("one", "two", "three")):
+        model = add(model, name, HoulsbyConfig(r=4, kind=kind, **options), seed=seed)
+    names = ["two", "three", "two", "one", "three"]
+    with torch.no_grad():
+        in_turn = model(token_ids, adapter_names=names).logits
+        request.getfixturevalue("away_from_cpu")
+        gathered = model(token_ids, adapter_names=names).logits
+    torch.testing.assert_close(in_turn, gathered)
 
 
 class Gated(Bottleneck):

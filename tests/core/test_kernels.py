@@ -16,7 +16,7 @@ from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from houlsby_peft import Bottleneck, HoulsbyConfig
-from houlsby_peft.kernels import bottleneck, layer_norm
+from houlsby_peft.kernels import bottleneck, layer_norm, rows
 from tiny_models import tiny_bert
 
 
@@ -84,6 +84,20 @@ def test_the_kernels_on_a_gpu(activation, r):
         torch.testing.assert_close(value.cpu(), expected_value, atol=0.03, rtol=0.03)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("r", [1, 8, 64, 192])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_with_weights_in_slots_on_a_gpu(dtype, r):
+    torch.manual_seed(0)
+    weights = [torch.randn(6, r, 72) / 8, torch.randn(6, r), torch.randn(6, 72, r) / 8]
+    weights.append(torch.randn(6, 72))
+    hidden, slots = torch.randn(5, 35, 72).to(dtype), torch.tensor([5, 0, 0, 2, 4])
+    expected = rows.run(hidden, weights, slots, "gelu")
+    on_gpu = [weight.cuda() for weight in weights]
+    computed = rows.run(hidden.cuda(), on_gpu, slots.cuda(), "gelu")
+    torch.testing.assert_close(computed.cpu(), expected, atol=0.03, rtol=0.03)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_norm_in_float32_normalizes_half_precision(bias):
     norm, hidden = nn.LayerNorm(WIDTH, bias=bias), torch.randn(3, 7, WIDTH).bfloat16()
@@ -106,6 +120,9 @@ def test_the_operations_keep_pytorchs_rules(dtype):
     hidden, inner = hidden.detach(), torch.randn(3, 2, R, dtype=dtype)
     weights = (module.down_proj.weight.detach(), module.up_proj.weight.detach())
     opcheck(operations.bottleneck_backward.default, (hidden, hidden, inner, *weights, "gelu"))
+    stacked = [weight.detach().expand(4, *weight.shape) for weight in module.parameters()]
+    slots = torch.tensor([3, 0, 0])
+    opcheck(operations.bottleneck_of_rows.default, (hidden, *stacked, slots, "gelu"))
     mean = torch.zeros(3, 2, 1)
     opcheck(
         operations.layer_norm_backward.default,

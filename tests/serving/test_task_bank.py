@@ -130,6 +130,10 @@ def test_what_is_dropped_gives_its_memory_back_and_tokenizers_are_shared(folders
     weights = [
         weakref.ref(weight) for name, weight in model.named_parameters() if ".task_2." in name
     ]
+    [held] = [form.slots for form in bank._held._forms.values() if form.slots.numbers]
+    for stack in held.stacks.values():
+        weights += map(weakref.ref, stack.weights.values())
+    del held, stack
     assert len(weights) > 10
     bank.predict([("tags", WORDS[0])])
     assert set(map(id, bank._held._tokenizers.values())) == tokenizers
@@ -185,7 +189,8 @@ def test_loading_takes_the_same_work_however_many_adapters_are_held(folders):
             bank.predict([(task, WORDS[0])])
         finally:
             sys.setprofile(None)
-    assert max(calls[2:]) < 1.02 * min(calls[2:])
+    # The fifth and the last one, which need no more slots.
+    assert calls[11] < 1.02 * calls[4]
 
 
 def test_adapters_that_train_tokens(base, folders, alone, tmp_path):

@@ -13,7 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from houlsby_peft.kernels import bottleneck, triton_bottleneck
+from houlsby_peft.kernels import bottleneck, rows, triton_bottleneck
 
 
 CASES = [
@@ -43,5 +43,42 @@ def main() -> None:
             torch.testing.assert_close(value, expected_value, atol=tolerance, rtol=tolerance)
 
 
+def compare_rows() -> None:
+    """Rows whose weights are in slots, of which some are empty or serve several rows."""
+    torch.manual_seed(0)
+    shapes = [(1, 1), (1, 35), (5, 3), (4, 33)]
+    for number, (r, shape) in enumerate(itertools.product([1, 8, 64, 192], shapes)):
+        width, dtype = 71 + number, (torch.float32, torch.bfloat16)[number % 2]
+        tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+        hidden = torch.randn(*shape, width, dtype=dtype)
+        weights = [0.1 * torch.randn(7, r, width), torch.randn(7, r)]
+        weights += [0.1 * torch.randn(7, width, r), torch.randn(7, width)]
+        for weight in weights:
+            weight[[1, 4]] = torch.nan  # empty slots
+        # Columns of one tensor, as slots are.
+        joined = torch.cat([weight.flatten(1) for weight in weights], 1)
+        columns = joined.split([weight[0].numel() for weight in weights], 1)
+        weights = [
+            column.unflatten(1, weight.shape[1:])
+            for column, weight in zip(columns, weights, strict=True)
+        ]
+        slots = torch.tensor([6, 0, 0, 3, 2])[: len(hidden)]
+        expected = []
+        for row, slot in zip(hidden, slots, strict=True):
+            own = [weight[slot] for weight in weights]
+            expected.append(bottleneck.compute(row, *own, "gelu")[0])
+        computed_by = (
+            triton_bottleneck.run_rows(hidden, *weights, slots, "gelu"),
+            rows.compute(hidden, *weights, slots, "gelu"),
+            rows.run(hidden, weights, slots, "gelu"),
+        )
+        for computed in computed_by:
+            assert computed.dtype == dtype
+            torch.testing.assert_close(
+                computed, torch.stack(expected), atol=tolerance, rtol=tolerance
+            )
+
+
 if __name__ == "__main__":
     main()
+    compare_rows()

@@ -1,0 +1,86 @@
+"""`Slots`: adapters that are held for prediction alone, as rows of one tensor.
+
+These adapters have the same shapes at the same layers. The numbers of one adapter are a row, and
+each weight of all adapters is a view `(slots, ...)` of the same columns, so that an adapter costs
+its numbers and no module. An adapter that may be trained, saved or moved keeps weights of its own:
+PyTorch would write all slots where one is pickled, and a weight that is set anew would leave its
+slot behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from .stack import Slot, Stack
+
+
+class Slots:
+    """Adapters of one form, each a number in the stacks of the layers.
+
+    Args:
+        modules: By layer, what an adapter of this form applies there. Layers that share a
+            bottleneck have the same module. All weights have one dtype and device, and their values
+            are not used.
+    """
+
+    def __init__(self, modules: Mapping[Any, Any]) -> None:
+        self.numbers: dict[str, int] = {}
+        by_module = {module: Stack(module, {}) for module in modules.values()}
+        self._stacks = list(by_module.values())
+        # By layer.
+        self.stacks = {layer: by_module[module] for layer, module in modules.items()}
+        for layer in modules:
+            layer.slots.append(self)
+        weights = [weight for module in by_module for weight in module.parameters()]
+        self._width = sum(weight.numel() for weight in weights)
+        self._rows = weights[0].detach().new_empty((0, self._width))
+        self._set_views()
+
+    def _set_views(self) -> None:
+        """Give each stack its weights, as columns of all rows."""
+        start = 0
+        for stack in self._stacks:
+            for name, weight in stack.module.named_parameters():
+                columns = self._rows[:, start : start + weight.numel()]
+                stack.weights[name] = columns.unflatten(1, weight.shape)
+                start += weight.numel()
+
+    def slot(self, layer: Any, name: str) -> Slot:
+        """Return the slot of an adapter at a layer."""
+        return Slot(self.stacks[layer], self.numbers[name])
+
+    @torch.no_grad()
+    def put(self, name: str, weights: Iterable[tuple[Stack, str, torch.Tensor]]) -> None:
+        """Copy an adapter's weights into a slot: those of each stack by name."""
+        room = len(self._rows)
+        if len(self.numbers) == room:
+            self._resize(max(1, 2 * room))
+        taken = set(self.numbers.values())
+        number = next(number for number in range(len(self._rows)) if number not in taken)
+        for stack, weight_name, weight in weights:
+            stack.weights[weight_name][number].copy_(weight)
+        self.numbers[name] = number
+
+    def drop(self, name: str) -> None:
+        """Free an adapter's slot. Memory goes back when three of four slots are free."""
+        is_held = self.numbers.pop(name, None) is not None
+        if is_held and 4 * len(self.numbers) <= len(self._rows):
+            self._resize(len(self.numbers))
+
+    @torch.no_grad()
+    def _resize(self, room: int) -> None:
+        """Give the adapters as many slots, and new numbers."""
+        taken = torch.tensor([*self.numbers.values()], dtype=torch.long, device=self._rows.device)
+        rows = self._rows.new_empty((room, self._width))
+        torch.index_select(self._rows, 0, taken, out=rows[: len(taken)])
+        self._rows = rows
+        self.numbers = {name: number for number, name in enumerate(self.numbers)}
+        self._set_views()
+
+    def close(self) -> None:
+        """Take the slots off their layers."""
+        for layer in self.stacks:
+            layer.slots.remove(self)

@@ -1,0 +1,254 @@
+"""`Stack`: the bottlenecks or norms of several adapters at one place, and rows of them at once.
+
+A row names its adapter by a number. On a CPU, the rows of each adapter are computed with its
+weights where they are: nothing is copied. Elsewhere, the weights are gathered by row, and a few
+operations compute all rows, however many adapters there are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import has_offloaded_params
+from torch import nn
+from torch.nn import functional as F
+
+from ..bottleneck import BRANCH, Bottleneck
+from ..kernels import rows as operation
+from ..kernels.bottleneck import ACTIVATIONS
+from ..kernels.plain import is_plain_call
+from ..kernels.rows import find_runs
+
+
+_MODULES = {"down_proj", "activation", "up_proj", "dropout"}
+_WEIGHTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias")
+
+
+class Choice:
+    """The number of each row's adapter in a stack."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = tuple(numbers)
+        self._indices: dict[torch.device, torch.Tensor] = {}
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """The adapters of consecutive rows, each with how many rows it has."""
+        return find_runs(self.numbers)
+
+    def split(self, *tensors: torch.Tensor) -> Iterator[tuple[Any, ...]]:
+        """Yield each adapter of consecutive rows, with its part of each tensor `(rows, ..., d)`."""
+        sizes = [rows for _, rows in self.runs]
+        numbers = [number for number, _ in self.runs]
+        yield from zip(numbers, *(tensor.split(sizes) for tensor in tensors), strict=True)
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what each row's adapter has: `(rows, ...)` from `(adapters, ...)`."""
+        if self.numbers == tuple(range(len(values))):
+            return values
+        if len(self.runs) == 1:
+            return values[self.numbers[0]].expand(len(self.numbers), *values.shape[1:])
+        return values.index_select(0, self.index(values.device))
+
+    def index(self, device: torch.device) -> torch.Tensor:
+        """Return the numbers as a tensor.
+
+        Copying one to a GPU waits for all of its work, so all places share it.
+        """
+        if device not in self._indices:
+            self._indices[device] = torch.tensor(self.numbers, device=device)
+        return self._indices[device]
+
+
+class Stack:
+    """Modules that differ in nothing but the values of their weights.
+
+    Args:
+        module: One of them.
+        weights: The weights of all of them by name: a list of tensors, or one tensor with a further
+            dimension in front.
+    """
+
+    def __init__(self, module: Any, weights: dict[str, Any]) -> None:
+        self.module = module
+        self.weights = weights
+        # Those that are lists, as one tensor each.
+        self._stacks: dict[str, torch.Tensor] = {}
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module]) -> Stack:
+        """Return a stack of modules with their own weights, which are read where they are."""
+        weights: dict[str, list[Any]] = {}
+        for name, _ in modules[0].named_parameters():
+            part, _, weight = name.rpartition(".")
+            # Without walking through the names of each module.
+            owners: Any = [module._modules[part] for module in modules] if part else modules
+            weights[name] = [owner._parameters[weight] for owner in owners]
+        return cls(modules[0], weights)
+
+    def _stacked(self, name: str) -> torch.Tensor:
+        """Return a weight of all modules as one tensor."""
+        weights = self.weights[name]
+        if isinstance(weights, torch.Tensor):
+            return weights
+        if name not in self._stacks:
+            self._stacks[name] = torch.stack(list(weights))
+        return self._stacks[name]
+
+    def _needs_no_gradient(self, hidden: torch.Tensor) -> bool:
+        """Return whether plain numbers are computed, on the device of the weights."""
+        if not is_plain_call(hidden):
+            return False
+        needs_gradient = hidden.requires_grad
+        for weights in self.weights.values():
+            several = [weights] if isinstance(weights, torch.Tensor) else weights
+            if several[0].device != hidden.device:
+                return False
+            needs_gradient = needs_gradient or any(weight.requires_grad for weight in several)
+        return not (needs_gradient and torch.is_grad_enabled())
+
+    def run_bottleneck(
+        self, hidden: torch.Tensor, read: torch.Tensor, choice: Choice
+    ) -> torch.Tensor:
+        """Add to each row the branch of its bottleneck.
+
+        Args:
+            hidden: Hidden states `(rows, ..., d)`.
+            read: What the branches are computed from, of the same shape.
+            choice: The bottleneck of each row.
+        """
+        if type(self.module).branch is BRANCH and self._needs_no_gradient(hidden):
+            if hidden.device.type == "cpu":
+                return self._run_bottleneck_in_turn(hidden, read, choice)
+            if read is hidden and self._is_operation():
+                weights = [self._stacked(name) for name in _WEIGHTS]
+                index = choice.index(hidden.device)
+                return operation.run(hidden, weights, index, self.module.activation_name)
+        # The bottleneck's own code, on the shape `(rows, tokens, d)`.
+        bottleneck = copy.copy(self.module)
+        bottleneck._modules = dict(bottleneck._modules)
+        for name in ("down_proj", "up_proj"):
+            weight, bias = (self._stacked(f"{name}.{part}") for part in ("weight", "bias"))
+            bottleneck._modules[name] = _LinearOfRows(choice.take(weight), choice.take(bias))
+        if "scaling" in self.weights:
+            scaling = choice.take(self._stacked("scaling"))
+            bottleneck._parameters = {"scaling": scaling.unsqueeze(1)}
+        shape = (len(hidden), -1, hidden.shape[-1])
+        result: torch.Tensor = bottleneck(hidden.reshape(shape), read.reshape(shape))
+        return result.reshape(hidden.shape)
+
+    def _is_operation(self) -> bool:
+        """Return whether the operation computes these bottlenecks."""
+        has_scaling = "scaling" in self.weights or self.module.scaling != 1
+        return not has_scaling and self.module.activation_name in ACTIVATIONS
+
+    def _run_bottleneck_in_turn(
+        self, hidden: torch.Tensor, read: torch.Tensor, choice: Choice
+    ) -> torch.Tensor:
+        """Add the branches, one adapter after another."""
+        weights = [self.weights[name] for name in _WEIGHTS]
+        wide = read.to(weights[0][0].dtype)
+        branch = operation.compute_in_turn(wide, weights, choice.runs, self.module.activation)
+        if "scaling" in self.weights:
+            for number, part in choice.split(branch):
+                part *= self.weights["scaling"][number]
+        elif self.module.scaling != 1:
+            branch *= self.module.scaling
+        return branch.add_(hidden) if branch.dtype == hidden.dtype else hidden + branch.to(hidden)
+
+    def run_norm(self, hidden: torch.Tensor, choice: Choice) -> torch.Tensor:
+        """Normalize each row by its norm, in the norm's dtype; the result has the rows' dtype.
+
+        Args:
+            hidden: Hidden states `(rows, ..., d)`.
+            choice: The norm of each row.
+        """
+        is_on_cpu = hidden.device.type == "cpu"
+        if is_on_cpu and isinstance(self.module, nn.LayerNorm) and self._needs_no_gradient(hidden):
+            return self._run_norm_in_turn(hidden, choice)
+        shape = (len(hidden), *[1] * (hidden.dim() - 2), hidden.shape[-1])
+        weights = {}
+        for name in self.weights:
+            weights[name] = choice.take(self._stacked(name)).reshape(shape)
+        norm, wide = self.module, hidden.to(weights["weight"].dtype)
+        if isinstance(norm, nn.LayerNorm):
+            result = F.layer_norm(wide, wide.shape[-1:], eps=norm.eps)
+            if "bias" in weights:
+                result = torch.addcmul(weights["bias"], result, weights["weight"])
+            else:
+                result = result * weights["weight"]
+        elif isinstance(norm, nn.RMSNorm):
+            result = F.rms_norm(wide, wide.shape[-1:], eps=norm.eps) * weights["weight"]
+        else:
+            result = torch.func.functional_call(norm, weights, (wide,))
+        return result.to(hidden.dtype)
+
+    def _run_norm_in_turn(self, hidden: torch.Tensor, choice: Choice) -> torch.Tensor:
+        """Normalize the rows, one adapter after another."""
+        weights, biases = self.weights["weight"], self.weights.get("bias")
+        result = torch.empty_like(hidden)
+        for number, vectors, target in choice.split(hidden, result):
+            # The base model's own norm may be in another precision than an adapter's.
+            weight, bias = weights[number], None if biases is None else biases[number]
+            wide = vectors.to(weight.dtype)
+            target.copy_(F.layer_norm(wide, weight.shape, weight, bias, self.module.eps))
+        return result
+
+
+class Slot(NamedTuple):
+    """An adapter at a place where it has no module: its stack, and its number there."""
+
+    stack: Stack
+    number: int
+
+
+class _LinearOfRows(nn.Module):
+    """A linear layer for each row."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias.unsqueeze(1)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Transform `(rows, tokens, inputs)` to `(rows, tokens, outputs)`."""
+        return torch.baddbmm(self.bias, hidden, self.weight.mT)
+
+
+def stacking_key(bottleneck: Any) -> tuple[object, ...] | None:
+    """Return what bottlenecks in one stack have in common; None if one cannot be part of a stack.
+
+    It is all that determines what a bottleneck computes in evaluation, except for the values of its
+    weights. A stack needs the library's own class with plain weights in its projections and scaling
+    only: no quantized, sharded or offloaded weights, and no activation with weights.
+    """
+    parameters, modules = bottleneck._parameters, bottleneck._modules
+    if type(bottleneck) is not Bottleneck or modules.keys() != _MODULES:
+        return None
+    activation, down_proj = modules["activation"], modules["down_proj"]
+    if parameters.keys() - {"scaling"} or activation._parameters or activation._modules:
+        return None
+    weight = down_proj._parameters.get("weight")
+    if not _is_plain(weight) or not _is_plain(modules["up_proj"]._parameters.get("weight")):
+        return None
+    options = [option for option in vars(bottleneck).items() if not option[0].startswith("_")]
+    return (*options, *parameters, weight.shape, weight.dtype)
+
+
+def _is_plain(weight: torch.Tensor | None) -> bool:
+    return type(weight) in (nn.Parameter, torch.Tensor) and not weight.is_meta  # type: ignore[union-attr]
+
+
+def multiplies_last(norm: nn.Module) -> bool:
+    """Return whether a norm multiplies by its weights last, and they are at hand.
+
+    The models' own norms do. A subclass of PyTorch's norms may do anything.
+    """
+    for kind in (nn.LayerNorm, nn.RMSNorm):
+        if isinstance(norm, kind) and type(norm).forward is not kind.forward:
+            return False
+    return not has_offloaded_params(norm)
