@@ -122,20 +122,26 @@ def can_hold(model: PeftModel, name: str) -> bool:
     """
     kinds: set[tuple[Any, Any]] = set()
     for module in model.modules():
-        if isinstance(module, HoulsbyTunerLayer) and name in module._get_available_adapters():
-            part = _part(module, name)
-            if part is None:  # a ladder
-                return False
-            is_plain = type(module) is HoulsbyLayer and stacking_key(part) is not None
-            is_norm = isinstance(part, (nn.LayerNorm, nn.RMSNorm)) and multiplies_last(part)
-            if not is_plain and not is_norm:
-                return False
-            kinds.update((weight.dtype, weight.device) for weight in part.parameters())
-        elif isinstance(module, AuxiliaryTrainingWrapper):
-            has_it = name in module._get_available_adapters()
-            if has_it and not isinstance(module, HoulsbyHead):
-                return False
+        is_wrapper = isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
+        if not is_wrapper or name not in module._get_available_adapters():  # type: ignore[operator]
+            continue
+        if isinstance(module, HoulsbyHead):
+            continue
+        if not _can_hold_part(module, name):
+            return False
+        kinds.update((weight.dtype, weight.device) for weight in _part(module, name).parameters())
     return len(kinds) == 1
+
+
+def _can_hold_part(layer: Any, name: str) -> bool:
+    """Return whether slots can hold what an adapter has at a layer."""
+    if isinstance(layer, HoulsbyLayerNorm):
+        norm = layer.norm(name)
+        return isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and multiplies_last(norm)
+    if type(layer) is not HoulsbyLayer:
+        return False
+    bottleneck = layer.bottleneck(name)  # None for a ladder
+    return bottleneck is not None and stacking_key(bottleneck) is not None
 
 
 def _part(layer: Any, name: str) -> Any:

@@ -92,6 +92,7 @@ class TaskBank:
         max_bytes: Memory that the adapters' weights may take, in bytes. Beyond it, the least
             recently used ones are dropped. The adapters of one batch are always held together. The
             first adapter that is loaded for each kind of head always stays, and is not counted.
+            On a GPU, up to twice as much is reserved, and more while the room doubles.
         token: Access token for private repositories. Default: the one that `hf auth login` or
             HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.
