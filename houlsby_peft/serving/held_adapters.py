@@ -27,9 +27,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import TaskKind, task_kind_of_class
 from .forms import Form, can_hold, form_key
+from .forward import attempt
 from .load import load_held, load_saved
 from .predictor import Predictor, find_reader, removed_on_error
-from .readers import Reader, attempt
+from .readers import Reader
 
 
 # The files of an adapter: each one's name, identity, time of change and size.

@@ -22,7 +22,8 @@ from ..record import AdapterRecord
 from ..tuner_layer import record_of
 from ..weights import first_of
 from .base_model import label_arguments, set_verbosity
-from .readers import READERS, Input, Reader, predict_requests, split_batches
+from .forward import predict_requests, split_batches
+from .readers import READERS, Input, Reader
 
 
 if TYPE_CHECKING:

@@ -1,21 +1,20 @@
 """From texts to results: each kind of task encodes its inputs, and decodes the model's outputs.
 
-`predict_requests` pads the encoded texts and runs the forward passes, whose rows may be of many
-adapters.
+`forward.py` runs the encoded texts through the model.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..errors import AdapterError, shortened
@@ -28,7 +27,6 @@ from .results import AnswerPrediction, ClassPrediction, EntityPrediction
 from .tagging import Piece, read_tags
 
 
-T = TypeVar("T")
 # A text, a pair of texts or, for question answering, a question and the text that answers it.
 Input = str | tuple[str, str]
 # A fast tokenizer keeps how it cuts texts until a call asks for another way, and threads may share
@@ -382,135 +380,6 @@ READERS: dict[str, type[Reader]] = {
     "question-answering": AnswerReader,
     "feature-extraction": VectorReader,
 }
-
-
-def predict_requests(
-    requests: Sequence[Request], batch_size: int, catch: tuple[type[Exception], ...] = ()
-) -> list[Any]:
-    """Return the result of each request.
-
-    At most `batch_size` rows go through a model at once, which may be of several adapters of this
-    model. An error of a request that is to be caught is returned in place of its result.
-    """
-    rows_of_requests = [request.rows() for request in requests]
-    run_rows(chain.from_iterable(rows_of_requests), batch_size)
-    results = []
-    for request, rows in zip(requests, rows_of_requests, strict=True):
-        outputs = [row.outputs for row in rows]
-        results.append(attempt(catch, request.decode, outputs))
-    return results
-
-
-def run_rows(rows: Iterable[Row], batch_size: int) -> None:
-    """Give rows their outputs; at most `batch_size` of them go through a model at once."""
-    for group in _group(rows):
-        for batch in split_batches(group, batch_size):
-            _forward(batch)
-
-
-def split_batches(items: Sequence[T], batch_size: int) -> Iterator[Sequence[T]]:
-    """Yield consecutive parts of a sequence, of `batch_size` items each."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
-    for start in range(0, len(items), batch_size):
-        yield items[start : start + batch_size]
-
-
-def attempt(catch: tuple[type[Exception], ...], function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function returns, or the error that it raises if that is to be caught."""
-    try:
-        return function(*args)
-    except catch as error:
-        return error
-
-
-def _group(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return rows in groups, each of which can go through a model together.
-
-    The rows of one text stand together, because the layers below the adapters then run once for
-    them. The texts of an adapter stand together, whose weights then need not be gathered.
-    """
-    rows_of_texts: dict[object, list[Row]] = {}
-    for row in rows:
-        inputs = ((name, *values) for name, values in row.part.inputs.items())
-        rows_of_texts.setdefault((id(row.reader.model), *inputs), []).append(row)
-    by_adapter = sorted(rows_of_texts.values(), key=lambda same_text: same_text[0].reader.name)
-    groups: dict[object, list[Row]] = {}
-    for number, same_text in enumerate(by_adapter):
-        for row in same_text:
-            groups.setdefault(_group_key(row, number), []).append(row)
-    return list(groups.values())
-
-
-def _group_key(row: Row, number_of_text: int) -> tuple[object, ...]:
-    """Return what the rows of a batch must have in common."""
-    reader, inputs = row.reader, row.part.inputs
-    key: list[object] = [id(reader.model), *inputs, reader.tokenizer.padding_side]
-    if "attention_mask" not in inputs:
-        # The model would read the padding as text.
-        key.append(("length", len(inputs["input_ids"])))
-    if not reader.can_pad:
-        key.append(("text", number_of_text))
-    # With ladders alone, the whole encoder runs once per text. What is held in slots is no ladder.
-    config: Any = reader.model.peft_config.get(reader.name)
-    key.append(config is not None and config.kind == "ladder")
-    return tuple(key)
-
-
-@torch.inference_mode()
-def _forward(rows: Sequence[Row]) -> None:
-    """Run a batch, and give each row its outputs, as `Reader.decode` wants them."""
-    reader = rows[0].reader
-    # A text that several adapters read is in the batch once.
-    texts: list[dict[str, list[int]]] = []
-    adapters_of_texts: list[list[str]] = []
-    for row in rows:
-        if not texts or row.part.inputs != texts[-1]:
-            texts.append(row.part.inputs)
-            adapters_of_texts.append([])
-        adapters_of_texts[-1].append(row.reader.name)
-    adapters: list[Any] = adapters_of_texts
-    if len(texts) == len(rows):
-        adapters = [row.reader.name for row in rows]
-    batch = _pad(texts, reader.tokenizer)
-    outputs = reader.model(
-        **{name: value.to(reader.model.device) for name, value in batch.items()},
-        adapter_names=adapters,
-    )
-    for number, row in enumerate(rows):
-        for name in reader.outputs:
-            row.outputs.append(_of_row(row, outputs[name][number].float().cpu()))
-
-
-def _pad(
-    texts: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, torch.Tensor]:
-    """Return the inputs of texts as tensors `(texts, tokens)`."""
-    if len({len(text["input_ids"]) for text in texts}) > 1:
-        return dict(DataCollatorWithPadding(tokenizer)(texts))
-    # There may be no pad token.
-    batch = {}
-    for name in texts[0]:
-        batch[name] = torch.tensor([text[name] for text in texts])
-    return batch
-
-
-def _of_row(row: Row, values: torch.Tensor) -> torch.Tensor:
-    """Return the values of a row without what the batch has filled up.
-
-    Args:
-        row: The row.
-        values: `(tokens, ...)` with padding, or the logits of as many classes as the widest head in
-            the batch has: the others are -inf.
-    """
-    reader = row.reader
-    if reader.is_per_token:
-        tokens = len(row.part.inputs["input_ids"])
-        is_left = reader.tokenizer.padding_side == "left"
-        values = values[-tokens:] if is_left else values[:tokens]
-    if reader.outputs == ("logits",):
-        values = values[..., : len(reader.labels)]
-    return values
 
 
 def cut_arguments(

@@ -17,16 +17,9 @@ from transformers import PreTrainedModel
 
 from ..errors import AdapterError, shortened
 from .adapter_list import read_adapters
+from .forward import attempt, run_rows, split_batches
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
-from .readers import (
-    Input,
-    Reader,
-    Request,
-    Row,
-    attempt,
-    run_rows,
-    split_batches,
-)
+from .readers import Input, Reader, Request, Row
 
 
 _LOG = logging.getLogger(__name__)
