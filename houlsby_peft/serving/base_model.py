@@ -143,12 +143,13 @@ def _is_unused(task: TaskKind, name: str, is_of_head: bool) -> bool:
 
 def load_tokenizer(
     saved: SavedAdapter,
+    task: TaskKind,
     base_name: str | None,
     token: str | None = None,
     tokenizers: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
 ) -> PreTrainedTokenizerBase:
     """Load the adapter's own tokenizer or, if it has none, the base model's, at the recorded
-    revision.
+    revision. It pads as the task needs it.
 
     If a tokenizer of equal files is among `tokenizers`, it is returned; otherwise the new one is
     added to them.
@@ -161,6 +162,11 @@ def load_tokenizer(
     tokenizer = tokenizers.get(key)
     if tokenizer is None:
         tokenizer = tokenizers[key] = _read_tokenizer(source, revision, token)
+    if not task.auto_class.endswith("LM"):
+        # Whoever generates text pads on the left, where GPT-2 would count the padding as positions,
+        # and an encoder take it for the first token. Tokenizers of models that need it, such as
+        # XLNet's, do so by themselves.
+        tokenizer.padding_side = type(tokenizer).padding_side
     return tokenizer
 
 

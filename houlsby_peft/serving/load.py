@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..checkpoints.saved import SavedAdapter
 from ..errors import AdapterError
 from ..fingerprint import refuse_other_bases
-from ..heads.tasks import TaskKind, task_kind_of_class
+from ..heads.tasks import task_kind_of_class
 from ..tuner_layer import HoulsbyTunerLayer
 from .base_model import (
     check_tokens,
@@ -111,7 +111,7 @@ def load_saved(
         base = load_base(saved, task, base_model, token, dtype)
     check_tokens(saved, base, is_shared=beside is not None)
     # Before the adapter, which changes a model that is in use.
-    tokenizer = _tokenizer_for(saved, task, base, token, tokenizers)
+    tokenizer = load_tokenizer(saved, task, base.name_or_path, token, tokenizers)
     with _ADDING, refuse_other_bases() if other_base == "refuse" else nullcontext():
         model: PreTrainedModel | PeftModel = base
         name = adapter_name or "default"
@@ -142,26 +142,10 @@ def load_held(
 ) -> Predictor:
     """Hold an opened adapter in a slot of its form, beside one that `load_saved` has loaded."""
     check_tokens(saved, beside.base_model, is_shared=True)
-    tokenizer = _tokenizer_for(saved, beside.task, beside.base_model, token, tokenizers)
+    name_of_base = beside.base_model.name_or_path
+    tokenizer = load_tokenizer(saved, beside.task, name_of_base, token, tokenizers)
     form.hold(adapter_name, saved, weights)
     return Predictor(beside.model, adapter_name, beside.task, tokenizer)
-
-
-def _tokenizer_for(
-    saved: SavedAdapter,
-    task: TaskKind,
-    base: PreTrainedModel,
-    token: str | None,
-    tokenizers: MutableMapping[object, PreTrainedTokenizerBase] | None,
-) -> PreTrainedTokenizerBase:
-    """Return an adapter's tokenizer, which pads as its task needs it."""
-    tokenizer = load_tokenizer(saved, base.name_or_path, token, tokenizers)
-    if not task.auto_class.endswith("LM"):
-        # Whoever generates text pads on the left, where GPT-2 would count the padding as positions,
-        # and an encoder take it for the first token. Tokenizers of models that need it, such as
-        # XLNet's, do so by themselves.
-        tokenizer.padding_side = type(tokenizer).padding_side
-    return tokenizer
 
 
 def _check_head(saved: SavedAdapter, beside: Predictor) -> None:
