@@ -102,7 +102,9 @@ class HoulsbyModel(BaseTuner):
         self._state.records[adapter_name] = record
         self._rows: RowFinder | None = None  # of the model as it was before
         try:
-            self._add_heads(plan, adapter_name)
+            # Before PEFT wraps modules to save: it finds our wrappers and uses them.
+            is_active = adapter_name in self.active_adapters
+            add_heads(model, plan.heads, adapter_name, is_active, self._state)
             with _without_rank_pattern(config):
                 super().inject_adapter(
                     model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage
@@ -114,13 +116,6 @@ class HoulsbyModel(BaseTuner):
             raise
         hook_other_wrappers(model, self._state.batches)
         hold_batch_norms(model)
-
-    def _add_heads(self, plan: Plan, adapter_name: str) -> None:
-        """Add heads before PEFT wraps modules to save: it finds our wrappers and uses them."""
-        active = [adapter_name] if adapter_name in self.active_adapters else []
-        add_heads(self.model, plan.heads, adapter_name, active, self._state.batches)
-        modules = self.model.modules()
-        self._state.heads = [module for module in modules if isinstance(module, HoulsbyHead)]
 
     def _train_heads(self, plan: Plan, adapter_name: str) -> None:
         """Train or freeze the heads of which PEFT does not know, and so has left as they were."""

@@ -10,7 +10,7 @@ from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
 from ..modules import cast, copy_of, device_of, dtype_of
-from ..tuner_layer import BASE, Batch, KeepsFrozen, batch_of
+from ..tuner_layer import BASE, Batch, KeepsFrozen, ModelState, batch_of
 from .finding import find_head
 
 
@@ -104,11 +104,11 @@ def add_heads(
     model: nn.Module,
     heads: Mapping[str, nn.Module | None],
     adapter_name: str,
-    active_adapters: list[str],
-    batches: Mapping[int, Batch],
+    is_active: bool,
+    state: ModelState,
 ) -> None:
     """Give an adapter its heads: by full name its own module, or None for a copy of the base
-    model's.
+    model's. The state of the model gets all heads.
     """
     for name, own_head in heads.items():
         wrapper = model.get_submodule(name)
@@ -123,12 +123,13 @@ def add_heads(
             parent, _, child_name = name.rpartition(".")
             wrapper = HoulsbyHead(wrapper, adapter_name)
             wrapper.is_last = name in find_head(model)
-            wrapper.set_adapter(active_adapters)
+            wrapper.set_adapter([adapter_name] if is_active else [])
             setattr(model.get_submodule(parent), child_name, wrapper)
         if isinstance(wrapper, HoulsbyHead):
-            wrapper.batches = batches
+            wrapper.batches = state.batches
             if own_head is not None:
                 # PEFT sets what trains for the active adapter's head, and leaves those of other
                 # adapters as they are.
-                own_head.requires_grad_(adapter_name in active_adapters)
+                own_head.requires_grad_(is_active)
                 wrapper.modules_to_save[adapter_name] = own_head
+    state.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
