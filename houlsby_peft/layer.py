@@ -177,8 +177,12 @@ class HoulsbyLayer(HoulsbyTunerLayer):
                 "adapter while it is active; gradients add up."
             )
 
+    def has(self, adapter_name: str) -> bool:
+        """Return whether an adapter is here, also with a bottleneck that another layer owns."""
+        return super().has(adapter_name) or adapter_name in self.houlsby_owner
+
     def _get_available_adapters(self) -> set[str]:
-        return {*super()._get_available_adapters(), *self.houlsby_ladder, *self.houlsby_owner}
+        return {*super()._get_available_adapters(), *self.houlsby_owner}
 
 
 class HoulsbyLayerNorm(HoulsbyTunerLayer):

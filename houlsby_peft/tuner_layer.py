@@ -165,6 +165,13 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
                 return slots.slot(self, adapter_name)
         return None
 
+    def has(self, adapter_name: str) -> bool:
+        """Return whether an adapter is here, in the same time however many others are."""
+        for slots in self.slots:
+            if adapter_name in slots.numbers:
+                return True
+        return any(adapter_name in getattr(self, name) for name in self.adapter_layer_names)
+
     def _get_available_adapters(self) -> set[str]:
         adapters: set[str] = super()._get_available_adapters()
         for slots in self.slots:

@@ -19,7 +19,7 @@ from ..heads.head import HoulsbyHead
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
 from .fan_out import FanOut
-from .rows import RowFinder, Rows, first_tensor, run_adapter, select_rows
+from .rows import RowFinder, Rows, first_tensor, has_any, run_adapter, select_rows
 from .stack import Choice, Slot, Stack, multiplies_last, stacking_key
 
 
@@ -70,7 +70,7 @@ class MixedBatch:
             if inputs is None or not _is_held(layer, self.only_name):
                 return run_adapter(layer, self.only_name, args, kwargs)
             names: tuple[str, ...] = (self.only_name,) * len(inputs)
-        elif inputs is None or layer._get_available_adapters().isdisjoint(self.names):
+        elif inputs is None or not has_any(layer, self.names):
             return run_adapter(layer, BASE, args, kwargs)
         else:
             names = self._names_of_indices(layer, inputs)

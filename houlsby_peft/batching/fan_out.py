@@ -23,9 +23,10 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import Cache
 
+from ..heads.head import HoulsbyHead
 from ..layer import HoulsbyLayer
 from ..tuner_layer import Batch, HoulsbyTunerLayer, batch_of
-from .rows import select_rows
+from .rows import has_any, select_rows
 
 
 # What holds the output of inner modules, which would have one row per text.
@@ -214,21 +215,30 @@ def _find_unchanged_layers(model: nn.Module, names: set[str]) -> Iterator[nn.Mod
     """Yield the modules in lists of layers, such as an encoder's, inside which none of these
     adapters is.
     """
-    for child in model.children():
+    for child in _children(model):
         if isinstance(model, nn.ModuleList) and not _is_changed(child, names):
             yield child
         else:
             yield from _find_unchanged_layers(child, names)
 
 
-def _find_ends(model: nn.Module, names: set[str]) -> Iterator[nn.Module]:
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children of a module, without heads: each has as many modules as there are
+    adapters, and no list of layers.
+    """
+    for child in module.children():
+        if not isinstance(child, HoulsbyHead):
+            yield child
+
+
+def _find_ends(module: nn.Module, names: set[str]) -> Iterator[nn.Module]:
     """Yield the layers with the ends of encoders, if all of these adapters are ladders."""
-    for child in model.modules():
-        if isinstance(child, nn.ModuleList):
-            for layer in child:
-                for module in layer.modules():
-                    if isinstance(module, HoulsbyLayer) and names <= {*module.houlsby_ladder}:
-                        yield layer
+    for child in _children(module):
+        if isinstance(module, nn.ModuleList):
+            for part in child.modules():
+                if isinstance(part, HoulsbyLayer) and names <= part.houlsby_ladder.keys():
+                    yield child
+        yield from _find_ends(child, names)
 
 
 def _find_unchanged_parts(modules: Iterable[nn.Module], names: set[str]) -> Iterator[nn.Module]:
@@ -242,8 +252,7 @@ def _find_unchanged_parts(modules: Iterable[nn.Module], names: set[str]) -> Iter
 
 def _is_changed(layer: nn.Module, names: set[str]) -> bool:
     for module in layer.modules():
-        if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)) and (
-            names & module._get_available_adapters()
-        ):
+        is_tuned = isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
+        if is_tuned and has_any(module, names):
             return True
     return False

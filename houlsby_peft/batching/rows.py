@@ -290,6 +290,15 @@ def run_adapter(
     return layer.original_module(*args, **kwargs)
 
 
+def has_any(layer: Any, names: Iterable[str]) -> bool:
+    """Return whether one of these adapters is at a tuner layer, a head or a wrapper of PEFT's."""
+    if isinstance(layer, HoulsbyTunerLayer):
+        return any(map(layer.has, names))
+    if isinstance(layer, HoulsbyHead):
+        return any(name in layer.modules_to_save for name in names)
+    return not layer._get_available_adapters().isdisjoint(names)
+
+
 def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
     """Return the rows of an index, of every tensor with a row per example inside arguments.
 

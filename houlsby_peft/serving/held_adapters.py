@@ -172,16 +172,18 @@ class HeldAdapters:
                 self._held.move_to_end(key)
         self.is_full = False
         readers: dict[BankTask, Reader | Exception] = {}
-        for task in needed.values():
-            readers[task] = attempt(catch, self._hold, task)
-            self._make_room(needed)
+        for key, task in needed.items():
+            if key not in self._held:
+                readers[task] = attempt(catch, self._hold, task)
+                self._make_room(needed)
+            else:
+                readers[task] = self._held[key].reader
+        self._make_room(needed)  # after a request that has taken more than is allowed
         return readers
 
     def _hold(self, task: BankTask) -> Reader:
-        key = ref(task)
-        if key not in self._held:
-            self._held[key] = self._load(task)
-        return self._held[key].reader
+        adapter = self._held[ref(task)] = self._load(task)
+        return adapter.reader
 
     def _drop_gone(self) -> None:
         for key in list(self._held):

@@ -175,22 +175,40 @@ def test_rows_with_and_without_token_types_stay_apart(first, base, tmp_path):
     assert_as_alone(bank.predict(requests), requests, alone)
 
 
+def count_calls(run):
+    """Return how many Python functions a function calls."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
 def test_loading_takes_the_same_work_however_many_adapters_are_held(folders):
     bank = TaskBank({str(number): folders["topic"] for number in range(12)})
-    calls = []
-    for task in bank.tasks:
-        calls.append(0)
-
-        def count(frame, event, argument):
-            calls[-1] += event == "call"
-
-        sys.setprofile(count)
-        try:
-            bank.predict([(task, WORDS[0])])
-        finally:
-            sys.setprofile(None)
+    calls = [count_calls(lambda task=task: bank.predict([(task, WORDS[0])])) for task in bank.tasks]
     # The fifth and the last one, which need no more slots.
     assert calls[11] < 1.02 * calls[4]
+
+
+def test_predicting_takes_the_same_work_however_many_adapters_are_held(folders):
+    bank = TaskBank({str(number): folders["topic"] for number in range(64)})
+    several = [(str(number), WORDS[number % 2]) for number in range(4)]  # two texts, each twice
+    calls = []
+    for held in (4, 64):
+        for task in bank.tasks[:held]:
+            bank.reader(task)
+        bank.predict(several)
+        calls.append(count_calls(lambda: bank.predict(several)))
+    # Each held adapter is looked at once in a call: whether its task is still there, and its bytes.
+    assert calls[1] - calls[0] < 4 * 60
 
 
 def test_adapters_that_train_tokens(base, folders, alone, tmp_path):
