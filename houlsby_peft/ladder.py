@@ -141,8 +141,8 @@ class Ladder(nn.Module):
             if hidden is None:
                 raise AdapterError(
                     "A ladder reads the input of the encoder's layers, so all of them must run; "
-                    f"layer {index} has not. Call the model as a whole, and without gradient "
-                    "checkpointing, which a ladder does not need: it keeps nothing of the encoder."
+                    f"layer {index} has not. Call the model as a whole, and train it by "
+                    "model.train(), which leaves the encoder without gradient checkpointing."
                 )
             state = layer(state, to_weight(hidden, weight), readings.mask)
         return self.up_proj(state)  # type: ignore[no-any-return]
@@ -257,6 +257,23 @@ def release_masks(model: nn.Module) -> None:
     """Undo `hold_mask`."""
     for module in model.modules():
         for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, partial) and hook.func is _tell_mask:
+            if _tells_mask(hook):
                 del module._forward_pre_hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def leave_dropout(model: nn.Module) -> None:
+    """Let the encoders beside which there are ladders run without dropout in training.
+
+    They do not learn, so it would only blur what is read.
+    """
+    for module in model.modules():
+        if any(map(_tells_mask, module._forward_pre_hooks.values())):
+            module.eval()
+            for part in module.modules():
+                if isinstance(part, Ladder):
+                    part.train()
+
+
+def _tells_mask(hook: Any) -> bool:
+    return isinstance(hook, partial) and hook.func is _tell_mask

@@ -20,7 +20,7 @@ from .config import HoulsbyConfig
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_with_head, label_facts, use_labels
-from .ladder import Rungs, hold_mask, release_masks
+from .ladder import Rungs, hold_mask, leave_dropout, release_masks
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .modules import hold_batch_norms, release_batch_norms
 from .placement.plan import Plan
@@ -70,6 +70,15 @@ class HoulsbyModel(BaseTuner):
                 configs.update(configs_before)
                 base.peft_config = configs
             raise
+
+    def train(self, mode: bool = True) -> HoulsbyModel:
+        """Set whether the model trains. An encoder beside which ladders train has no dropout."""
+        super().train(mode)
+        configs = self._own_adapters
+        kinds = {configs[name].kind for name in self.active_adapters if name in configs}
+        if mode and kinds == {"ladder"}:
+            leave_dropout(self.model)
+        return self
 
     def inject_adapter(
         self,

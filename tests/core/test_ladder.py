@@ -292,17 +292,26 @@ def test_what_a_ladder_cannot_be_is_refused():
         get_peft_model(causal, HoulsbyConfig(kind="ladder"))
 
 
-def test_checkpointed_layers_and_parts_of_the_model_are_refused():
+def test_parts_of_the_model_are_refused():
     model = with_ladder(tiny_bert())
     layer = model.base_model.model.bert.encoder.layer[-1]
     with pytest.raises(AdapterError, match="all of them must run"):
         layer(torch.randn(2, 4, 32))
-    enable = getattr(model, "activation_checkpointing_enable", None)
-    (enable or model.gradient_checkpointing_enable)()
-    model.train()
-    loss = model(**BATCH, labels=torch.tensor([0, 1, 2])).loss
-    with pytest.raises(AdapterError, match="without gradient checkpointing"):
-        loss.backward()
+
+
+def test_gradient_checkpointing_changes_nothing():
+    """An encoder that does not learn is not checkpointed."""
+    model = with_ladder(tiny_bert(classifier_dropout=0.0)).train()
+    gradients = []
+    for is_enabled in (False, True):
+        if is_enabled:
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)()
+        model.zero_grad()
+        model(**BATCH, labels=torch.tensor([0, 1, 2])).loss.backward()
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        gradients.append([weight.grad for weight in trained])
+    torch.testing.assert_close(*gradients)
 
 
 @torch.no_grad()
@@ -355,3 +364,21 @@ def test_a_file_with_other_layers_is_refused(reads, message, tmp_path):
     file.write_text(json.dumps(fields))
     with pytest.raises(ValueError, match=message):
         PeftModel.from_pretrained(tiny_bert(), tmp_path)
+
+
+def test_the_encoder_has_no_dropout_while_ladders_train():
+    sizes = {**SIZES, "hidden_dropout_prob": 0.5, "classifier_dropout": 0.0}
+    model = with_ladder(
+        transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
+    )
+    expected = model(**BATCH).logits
+    torch.testing.assert_close(model.train()(**BATCH).logits, expected)
+    assert model.base_model.model.dropout.training, "the head has its own"
+    model.add_adapter("other", HoulsbyConfig(r=4))
+    model.set_adapter("other")
+    assert not torch.allclose(model.train()(**BATCH).logits, model.eval()(**BATCH).logits)
+    # The ladder's own dropout stays.
+    dropped = get_peft_model(encoder("Bert"), HoulsbyConfig(kind="ladder", r=8, dropout=0.5))
+    perturb(dropped)
+    dropped.base_model.model.dropout.p = 0.0
+    assert not torch.allclose(dropped.train()(**BATCH).logits, dropped.eval()(**BATCH).logits)
