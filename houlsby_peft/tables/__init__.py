@@ -4,7 +4,6 @@ from .columns import LABEL_COLUMNS, check_number_of_texts, find_text_columns, is
 from .content import (
     OTHER_NAMES,
     WRITTEN,
-    find_encoding,
     find_format,
     open_content,
     read_text,
@@ -22,7 +21,6 @@ __all__ = [
     "TableReader",
     "TableWriter",
     "check_number_of_texts",
-    "find_encoding",
     "find_format",
     "find_text_columns",
     "is_title",
