@@ -158,18 +158,14 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         # layer, so the layers must agree, whichever adapters they have.
         return sorted(self.state.records)
 
-    def slot(self, adapter_name: str) -> Any:
-        """Return the slot of an adapter here; None if it is not held in slots."""
-        for slots in self.slots:
-            if adapter_name in slots.numbers:
-                return slots.slot(self, adapter_name)
-        return None
+    def is_in_slots(self, adapter_name: str) -> bool:
+        """Return whether an adapter is held in slots here."""
+        return any(adapter_name in slots.numbers for slots in self.slots)
 
     def has(self, adapter_name: str) -> bool:
         """Return whether an adapter is here, in the same time however many others are."""
-        for slots in self.slots:
-            if adapter_name in slots.numbers:
-                return True
+        if self.is_in_slots(adapter_name):
+            return True
         return any(adapter_name in getattr(self, name) for name in self.adapter_layer_names)
 
     def _get_available_adapters(self) -> set[str]:

@@ -20,7 +20,8 @@ from ..layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
 from .fan_out import FanOut
 from .rows import RowFinder, Rows, first_tensor, has_any, run_adapter, select_rows
-from .stack import Choice, Slot, Stack, multiplies_last, stacking_key
+from .slots import Slots
+from .stack import Choice, Stack, multiplies_last, stacking_key
 
 
 class MixedBatch:
@@ -42,9 +43,11 @@ class MixedBatch:
         self.rows: Rows | None = None
         # Whether each layer runs once, as it does unless tokens are generated.
         self.is_one_pass = False
-        # By the class of a layer, and what the rows apply there. In one pass only the last ones are
-        # kept, which the next place may share.
+        # By the class of a layer, and the modules that the rows apply there. In one pass only the
+        # last ones are kept, which the next place may share.
         self._groups: dict[type, dict[object, list[_Group]]] = {}
+        # By slots and names: the same at all places.
+        self._in_slots: dict[tuple[Slots, tuple[str, ...]], tuple[Choice, _Selection]] = {}
         self._choices: dict[tuple[int, ...], Choice] = {}
 
     def find_rows(self, finder: RowFinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -169,39 +172,55 @@ class MixedBatch:
 
     def _groups_at(self, layer: Any, names: tuple[str, ...]) -> list[_Group]:
         """Return the adapters of rows in groups, each of which is computed at once."""
-        parts = {name: _part(layer, name) for name in dict.fromkeys(names)}
+        groups = []
+        rows_in_slots = 0
+        for slots in layer.slots:
+            choice, rows = self._choose_in(slots, names)
+            if choice.numbers:
+                groups.append(_Group(names[0], slots.stacks[layer], choice, rows))
+                rows_in_slots += len(choice.numbers)
+        if rows_in_slots < len(names):
+            groups += self._groups_of_modules(layer, names)
+        return groups
+
+    def _choose_in(self, slots: Slots, names: tuple[str, ...]) -> tuple[Choice, _Selection]:
+        """Return the slot of each row that has one."""
+        key = (slots, names)
+        if key not in self._in_slots:
+            self._in_slots[key] = self._choose(slots.numbers, names)
+        return self._in_slots[key]
+
+    def _groups_of_modules(self, layer: Any, names: tuple[str, ...]) -> list[_Group]:
+        """Return the groups of the adapters that have modules at a layer."""
+        parts: dict[str, Any] = {}
+        is_norm = isinstance(layer, HoulsbyLayerNorm)
+        for name in dict.fromkeys(names):
+            if not layer.is_in_slots(name):
+                parts[name] = layer.norm(name) if is_norm else layer.bottleneck(name)
         groups = self._groups.setdefault(type(layer), {})
-        key = (names, *parts.values())
+        key = (names, *parts.items())
         if key not in groups:
             if self.is_one_pass:
                 groups.clear()
-            is_norm = isinstance(layer, HoulsbyLayerNorm)
             groups[key] = self._group(parts, names, is_norm)
         return groups[key]
 
     def _group(
         self, parts: Mapping[str, Any], names: tuple[str, ...], is_norm: bool
     ) -> list[_Group]:
-        """Group adapters that are held in one stack, or whose modules can be stacked."""
+        """Group adapters whose modules can be stacked."""
         members: dict[object, dict[str, Any]] = {}
         key: object
         for name, part in parts.items():
-            if isinstance(part, Slot):
-                members.setdefault(part.stack, {})[name] = part.number
-            elif part is not None:
+            if part is not None:
                 # The norms of a place are copies of the base model's.
                 key = HoulsbyLayerNorm if is_norm else stacking_key(part) or name
                 members.setdefault(key, {})[name] = part
         groups = []
         for key, several in members.items():
             first, *_ = several
-            stack, numbers = None, several
-            if isinstance(key, Stack):
-                stack = key
-            else:
-                numbers = {name: number for number, name in enumerate(several)}
-                if key != first:
-                    stack = Stack.of(list(several.values()))
+            stack = None if key == first else Stack.of(list(several.values()))
+            numbers = {name: number for number, name in enumerate(several)}
             groups.append(_Group(first, stack, *self._choose(numbers, names)))
         return groups
 
@@ -223,15 +242,7 @@ class MixedBatch:
 
 def _is_held(layer: Any, name: str) -> bool:
     """Return whether an adapter is held in slots at a layer, and has no module there."""
-    return isinstance(layer, HoulsbyTunerLayer) and layer.slot(name) is not None
-
-
-def _part(layer: Any, name: str) -> Any:
-    """Return what an adapter applies at a layer: its slot or its module; None for nothing."""
-    slot = layer.slot(name)
-    if slot is not None:
-        return slot
-    return layer.norm(name) if isinstance(layer, HoulsbyLayerNorm) else layer.bottleneck(name)
+    return isinstance(layer, HoulsbyTunerLayer) and layer.is_in_slots(name)
 
 
 def _check_number(number: int, inputs: torch.Tensor) -> None:

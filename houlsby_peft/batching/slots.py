@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .stack import Slot, Stack
+from .stack import Stack
 
 
 class Slots:
@@ -47,10 +47,6 @@ class Slots:
                 columns = self._rows[:, start : start + weight.numel()]
                 stack.weights[name] = columns.unflatten(1, weight.shape)
                 start += weight.numel()
-
-    def slot(self, layer: Any, name: str) -> Slot:
-        """Return the slot of an adapter at a layer."""
-        return Slot(self.stacks[layer], self.numbers[name])
 
     @torch.no_grad()
     def put(self, name: str, weights: Iterable[tuple[Stack, str, torch.Tensor]]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.utils import has_offloaded_params
@@ -197,13 +197,6 @@ class Stack:
             wide = vectors.to(weight.dtype)
             target.copy_(F.layer_norm(wide, weight.shape, weight, bias, self.module.eps))
         return result
-
-
-class Slot(NamedTuple):
-    """An adapter at a place where it has no module: its stack, and its number there."""
-
-    stack: Stack
-    number: int
 
 
 class _LinearOfRows(nn.Module):

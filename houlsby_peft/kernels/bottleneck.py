@@ -28,6 +28,8 @@ from .plain import (
 
 
 _aten: Any = torch.ops.aten
+# Whether a GPU multiplies in half precision and keeps the sums in float32: since PyTorch 2.8.
+_KEEPS_SUMS = torch.version.cuda is not None and "dtype" in _aten.mm.overloads()
 
 
 def _gelu_tanh(hidden: torch.Tensor) -> torch.Tensor:
@@ -111,16 +113,12 @@ def can_run(bottleneck: Any, hidden: torch.Tensor) -> bool:
 
 def run(bottleneck: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Add the branch of a bottleneck to hidden states `(..., d)`."""
-    modules = bottleneck._modules
-    down_proj, up_proj = modules["down_proj"], modules["up_proj"]
-    result: torch.Tensor = torch.ops.houlsby_peft.bottleneck.default(
-        hidden,
-        down_proj.weight,
-        down_proj.bias,
-        up_proj.weight,
-        up_proj.bias,
-        bottleneck.activation_name,
-    )[0]
+    down_proj, up_proj = bottleneck._modules["down_proj"], bottleneck._modules["up_proj"]
+    inputs = (hidden, down_proj.weight, down_proj.bias, up_proj.weight, up_proj.bias)
+    if torch.is_grad_enabled():
+        result: torch.Tensor = _Differentiable.apply(*inputs, bottleneck.activation_name)
+    else:
+        result, _ = torch.ops.houlsby_peft.bottleneck.default(*inputs, bottleneck.activation_name)
     return result
 
 
@@ -225,16 +223,24 @@ def compute_backward(
         grad_hidden, grad_inner, activated = _run_rows_backward(
             grad_rows, inner_rows, down_weight, up_weight, activation
         )
-        wide_inner, wide_grad = grad_inner.to(wide), grad_rows.to(wide)
-        grad_down_weight = wide_inner.t().mm(rows.to(wide))
-        grad_up_weight = wide_grad.t().mm(activated.to(wide))
+        grad_down_weight = _multiply(grad_inner.t(), rows, wide)
+        grad_up_weight = _multiply(grad_rows.t(), activated, wide)
     return (
         grad_hidden.view(hidden.shape),
         grad_down_weight,
-        wide_inner.sum(0),
+        grad_inner.sum(0, dtype=wide),
         grad_up_weight,
-        wide_grad.sum(0),
+        grad_rows.sum(0, dtype=wide),
     )
+
+
+def _multiply(left: torch.Tensor, right: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    """Return the product of two matrices in a dtype that may be wider than theirs."""
+    if left.dtype == wide:
+        return left.mm(right)
+    if left.is_cuda and _KEEPS_SUMS:
+        return _aten.mm.dtype(left, right, wide)  # type: ignore[no-any-return]
+    return left.to(wide).mm(right.to(wide))
 
 
 def compute_rows_backward(
@@ -293,28 +299,34 @@ def _fake_backward(
     )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    *tensors, ctx.activation = inputs
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
+class _Differentiable(torch.autograd.Function):
+    """The operation with its gradients. What `torch.library` registers takes longer to start."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        result: torch.Tensor
+        result, inner = torch.ops.houlsby_peft.bottleneck.default(*inputs)
+        *tensors, ctx.activation = inputs
+        ctx.save_for_backward(*tensors, inner)
+        ctx.set_materialize_grads(False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 6
+        *inputs, inner = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # For second derivatives, PyTorch differentiates what the operation consists of.
+            return (*differentiate(partial(compute, activation=ctx.activation), inputs, grad), None)
+        hidden, down_weight, _down_bias, up_weight, _up_bias = inputs
+        gradients = torch.ops.houlsby_peft.bottleneck_backward.default(
+            grad, hidden, inner, down_weight, up_weight, ctx.activation
+        )
+        return (*gradients, None)
 
 
-def _backward(ctx: Any, grad: torch.Tensor | None, _: None) -> tuple[torch.Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 6
-    *inputs, inner = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        # For second derivatives, PyTorch differentiates what the operation consists of.
-        return (*differentiate(partial(compute, activation=ctx.activation), inputs, grad), None)
-    hidden, down_weight, _down_bias, up_weight, _up_bias = inputs
-    gradients = torch.ops.houlsby_peft.bottleneck_backward.default(
-        grad, hidden, inner, down_weight, up_weight, ctx.activation
-    )
-    return (*gradients, None)
-
-
-torch.library.register_autograd("houlsby_peft::bottleneck", _backward, setup_context=_keep)
 torch.library.impl("houlsby_peft::bottleneck", "default", _run_kernel)
 torch.library.impl("houlsby_peft::bottleneck_backward", "default", compute_backward)
 torch.library.register_fake("houlsby_peft::bottleneck", _fake)

@@ -26,9 +26,11 @@ def can_run(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 
 def run(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Normalize hidden states `(..., d)`; the result has their dtype."""
-    result: torch.Tensor = torch.ops.houlsby_peft.layer_norm.default(
-        hidden, norm.weight, norm.bias, norm.eps
-    )[0]
+    inputs = (hidden, norm.weight, norm.bias, norm.eps)
+    if torch.is_grad_enabled():
+        result: torch.Tensor = _Differentiable.apply(*inputs)
+    else:
+        result, _, _ = torch.ops.houlsby_peft.layer_norm.default(*inputs)
     return result
 
 
@@ -88,31 +90,34 @@ def _fake_backward(
     return hidden.new_empty(hidden.shape), torch.empty_like(weight), torch.empty_like(weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    hidden, weight, bias, ctx.eps = inputs
-    _result, mean, rstd = output
-    ctx.save_for_backward(hidden, weight, bias, mean, rstd)
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)
+class _Differentiable(torch.autograd.Function):
+    """The operation with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        result: torch.Tensor
+        result, mean, rstd = torch.ops.houlsby_peft.layer_norm.default(*inputs)
+        *tensors, ctx.eps = inputs
+        ctx.save_for_backward(*tensors, mean, rstd)
+        ctx.set_materialize_grads(False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 4
+        *inputs, mean, rstd = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # For second derivatives, PyTorch differentiates what the operation consists of.
+            return (*differentiate(partial(compute, eps=ctx.eps), inputs, grad), None)
+        hidden, weight, bias = inputs
+        grad_hidden, grad_weight, grad_bias = torch.ops.houlsby_peft.layer_norm_backward.default(
+            grad, hidden, mean, rstd, weight
+        )
+        return grad_hidden, grad_weight, None if bias is None else grad_bias, None
 
 
-def _backward(
-    ctx: Any, grad: torch.Tensor | None, *statistics: None
-) -> tuple[torch.Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 4
-    hidden, weight, bias, mean, rstd = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        # For second derivatives, PyTorch differentiates what the operation consists of.
-        inputs = (hidden, weight, bias)
-        return (*differentiate(partial(compute, eps=ctx.eps), inputs, grad), None)
-    grad_hidden, grad_weight, grad_bias = torch.ops.houlsby_peft.layer_norm_backward.default(
-        grad, hidden, mean, rstd, weight
-    )
-    return grad_hidden, grad_weight, None if bias is None else grad_bias, None
-
-
-torch.library.register_autograd("houlsby_peft::layer_norm", _backward, setup_context=_keep)
 torch.library.impl("houlsby_peft::layer_norm", "default", compute)
 torch.library.impl("houlsby_peft::layer_norm_backward", "default", compute_backward)
 torch.library.register_fake("houlsby_peft::layer_norm", _fake)

@@ -8,6 +8,7 @@ the sum. Products are in the dtype of the hidden states and summed in float32.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import torch
@@ -173,18 +174,22 @@ def _backward(
         _store(grad_hidden, total, rows, columns, width, number, width)
 
 
-def _sizes(rows: torch.Tensor, r: int) -> tuple[tuple[int], dict[str, Any]]:
-    """Return the grid and the constants of a kernel for hidden states `(rows, d)`."""
+@cache
+def _options(r: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the constants of a kernel, and on how many warps it runs."""
     # The interpreter computes on a CPU, and no product in bfloat16.
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     inner = max(16, triton.next_power_of_2(r))
-    constants = {
-        "PRODUCT": tl.float32 if is_interpreted else _DTYPES[rows.dtype],
+    return {
+        "PRODUCT": tl.float32 if is_interpreted else _DTYPES[dtype],
         "ROWS": _ROWS,
         "COLUMNS": min(_COLUMNS, _TILE // inner),
         "INNER": inner,
+        # With four, the registers are too few for the sums of a large bottleneck.
+        "num_warps": 8 if inner > 64 else 4,
+        # Triton's own default will change.
+        "enable_fp_fusion": True,
     }
-    return (triton.cdiv(len(rows), _ROWS),), constants
 
 
 def run(
@@ -198,8 +203,7 @@ def run(
     """Return what `compute` in `bottleneck.py` does, for hidden states `(rows, d)`."""
     r, width = down_weight.shape
     result, inner = hidden.new_empty(hidden.shape), hidden.new_empty(len(hidden), r)
-    grid, constants = _sizes(hidden, r)
-    _forward[grid](
+    _forward[triton.cdiv(len(hidden), _ROWS),](
         hidden,
         down_weight,
         down_bias,
@@ -217,7 +221,7 @@ def run(
         r,
         HAS_SLOTS=False,
         ACTIVATION=activation,
-        **constants,
+        **_options(r, hidden.dtype),
     )
     return result, inner
 
@@ -234,10 +238,9 @@ def run_rows(
     """Return what `compute` in `rows.py` does, for hidden states `(rows, ..., d)`."""
     _, r, width = down_weight.shape
     result = hidden.new_empty(hidden.shape)
-    vectors = hidden.view(len(hidden), -1, width)
-    (programs,), constants = _sizes(vectors[0], r)
-    _forward[programs, len(vectors)](
-        vectors,
+    vectors = hidden.numel() // (len(hidden) * width)
+    _forward[triton.cdiv(vectors, _ROWS), len(hidden)](
+        hidden,
         down_weight,
         down_bias,
         up_weight,
@@ -246,12 +249,12 @@ def run_rows(
         None,
         slots,
         *(weight.stride(0) for weight in (down_weight, down_bias, up_weight, up_bias)),
-        vectors.shape[1],
+        vectors,
         width,
         r,
         HAS_SLOTS=True,
         ACTIVATION=activation,
-        **constants,
+        **_options(r, hidden.dtype),
     )
     return result
 
@@ -269,8 +272,7 @@ def run_backward(
     r, width = down_weight.shape
     grad_hidden = grad.new_empty(grad.shape)
     grad_inner, activated = torch.empty_like(inner), torch.empty_like(inner)
-    grid, constants = _sizes(grad, r)
-    _backward[grid](
+    _backward[triton.cdiv(len(grad), _ROWS),](
         grad,
         inner,
         down_weight,
@@ -282,6 +284,6 @@ def run_backward(
         width,
         r,
         ACTIVATION=activation,
-        **constants,
+        **_options(r, grad.dtype),
     )
     return grad_hidden, grad_inner, activated
