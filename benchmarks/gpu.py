@@ -16,17 +16,19 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 import memory
 import mixed
-from methods import FLOOR, FULL, METHODS, OURS, OURS_BF16
+from methods import FLOOR, FULL, LORA_ALL, METHODS, NO_NORMS, OURS, OURS_BF16
 from models import build, inputs
 from report import Rows, table
 from steps import PHASES, PRECISIONS
@@ -36,6 +38,7 @@ from timing import compared, interleaved, keep_freed_memory, machine
 ROOT = Path(__file__).parents[1]
 # The part of the time in which jobs start.
 MEASURING = 0.9
+MAIN = (FLOOR, FULL, OURS, NO_NORMS, "LoRA r=8, query and value", LORA_ALL)
 Job = tuple[str, Callable[[], Iterable[dict[str, Any]]]]
 
 
@@ -120,67 +123,89 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
     )
     rounds = 2 if args.quick else 20
     device, shape = args.device, shapes[0]
+    every = [name for name in METHODS if name != OURS_BF16]
 
-    def step(shape: str, cell: tuple[int, int], precision: str, at_most: float) -> Job:
-        name = f"steps, {shape}, {cell[0]} x {cell[1]} tokens, {precision}"
-        return name, partial(steps, shape, cell, precision, rounds, at_most, device)
+    def step(
+        shape: str, cell: tuple[int, int], precision: str, at_most: float, methods: Sequence[str]
+    ) -> Job:
+        kind = "main steps" if methods is MAIN else "steps"
+        name = f"{kind}, {shape}, {cell[0]} x {cell[1]} tokens, {precision}"
+        return name, partial(steps, shape, cell, precision, methods, rounds, at_most, device)
 
-    for precision in PRECISIONS:
-        yield step(shape, first, precision, 4)
-        yield step(shape, bound, precision, 4)
+    def prediction(cell: tuple[int, int], ways: Sequence[str]) -> Job:
+        name = f"prediction, {shape}, {cell[0]} x {cell[1]} tokens, {ways[-1]}"
+        return name, partial(predictions, shape, cell, ways, rounds, device, args.quick)
+
+    yield step(shape, first, "bf16 base", 4, MAIN)
+    yield f"profile, {shape}, bf16 base", partial(profiles, shape, first, device)
+    yield prediction(first, ("plain", "CUDA graph") if device == "cuda" else ("plain",))
+    for precision in ("bf16 autocast", "float32"):
+        yield step(shape, first, precision, 4, MAIN)
     several = (
         [(4, 8, (1, 3, 4))] if args.quick else [(64, 128, (1, 4, 16, 64)), (256, 16, (1, 256))]
     )
-    for rows, tokens, numbers in several:
-        for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows, tokens, numbers in several:
             yield (
                 f"mixed, {shape}, {rows} x {tokens} tokens, {dtype}",
                 partial(
                     mixed.by_number, (shape, rows, tokens), numbers, dtype, device, rounds, 1.5
                 ),
             )
+    for precision in PRECISIONS:
+        yield step(shape, first, precision, 4, every)
+        yield step(shape, bound, precision, 4, every)
     if device == "cuda":
         yield "memory, BERT-large", partial(memory.beside_computed, "large", ((8, 128), (32, 128)))
     for cell in (first, (1, first[1])):
-        yield (
-            f"prediction, {shape}, {cell[0]} x {cell[1]} tokens",
-            partial(predictions, shape, cell, rounds, device, args.quick),
-        )
+        yield prediction(cell, ("plain", "compiled"))
     for other, precision in itertools.product(
         shapes[1:], ("bf16 base", "bf16 autocast", "float32")
     ):
-        yield step(other, first, precision, 3)
+        yield step(other, first, precision, 3, every)
     for other, precision, cell in itertools.product(
         shapes, ("bf16 base", "bf16 autocast", "float32"), others
     ):
-        yield step(other, cell, precision, 1.5)
+        yield step(other, cell, precision, 1.5, every)
 
 
 _built: dict[tuple[str, torch.dtype], dict[str, nn.Module]] = {}
 
 
-def models(shape: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
-    """Return the models of all methods for a shape and dtype, kept until others are asked for."""
+def models(
+    shape: str, dtype: torch.dtype, methods: Iterable[str], device: str
+) -> dict[str, nn.Module]:
+    """Return the models of some methods for a shape and dtype, kept until another shape or dtype is
+    asked for.
+    """
     if (shape, dtype) not in _built:
         _built.clear()
         free_memory()
-        with torch.device(device):
-            base = build(shape, lambda base: base).to(dtype)
-            methods = {name: method for name, method in METHODS.items() if name != OURS_BF16}
-            _built[shape, dtype] = {
-                name: method(copy.deepcopy(base)) for name, method in methods.items()
-            }
-    return _built[shape, dtype]
+        _built[shape, dtype] = {}
+    built = _built[shape, dtype]
+    with torch.device(device):
+        base = build(shape, lambda base: base).to(dtype)
+        for name in methods:
+            if name not in built:
+                built[name] = METHODS[name](copy.deepcopy(base))
+    return {name: built[name] for name in methods}
 
 
 def steps(
-    shape: str, cell: tuple[int, int], name: str, rounds: int, at_most: float, device: str
+    shape: str,
+    cell: tuple[int, int],
+    name: str,
+    methods: Sequence[str],
+    rounds: int,
+    at_most: float,
+    device: str,
 ) -> Rows:
-    """Measure training and evaluation of all methods, interleaved, in one precision."""
+    """Measure training and evaluation of methods, interleaved, in one precision."""
     precision = PRECISIONS[name]
     if precision.tf32:
         torch.set_float32_matmul_precision("high")
-    built, given, rows = models(shape, precision.base, device), inputs(*cell, device), []
+    built = models(shape, precision.base, methods, device)
+    given, rows = inputs(*cell, device), []
     for phase, prepare in PHASES.items():
         # In evaluation, the floor is the base model itself.
         chosen = (
@@ -203,26 +228,86 @@ def steps(
     return rows
 
 
+def profiles(shape: str, cell: tuple[int, int], device: str) -> Rows:
+    """Return what a step consists of with the base model in bfloat16: its time, that of the CPU
+    until all is started, that of the GPU in all its kernels and how many they are; and of adapters,
+    where each of them spends most.
+    """
+    given, rows = inputs(*cell, device), []
+    built = models(shape, torch.bfloat16, (FLOOR, FULL, OURS), device)
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    for phase, (name, model) in itertools.product(PHASES, built.items()):
+        call = PHASES[phase](model, given, PRECISIONS["bf16 base"])
+        row: dict[str, Any] = {"phase": phase, "method": name}
+        row["step_s"] = min(interleaved({name: call}, 5, device)[name])
+        row["cpu_s"] = min(_started(call, device) for _ in range(5))
+        with profile(activities=activities) as profiler:
+            call()
+            _wait(device)
+        averages = profiler.key_averages()
+        kernels = [part for part in averages if part.device_type == DeviceType.CUDA]
+        row["gpu_s"] = sum(part.self_device_time_total for part in kernels) / 1e6
+        row["kernels"] = sum(part.count for part in kernels)
+        rows.append(row)
+        if name == OURS:
+            facts = {"phase": phase, "method": name}
+            rows += [{**facts, **part} for part in _largest_parts(kernels, averages)]
+        model.zero_grad()
+    return rows
+
+
+def _largest_parts(kernels: Iterable[Any], averages: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the kernels and the operations of the CPU that take most of a step."""
+    for part in sorted(kernels, key=lambda part: -part.self_device_time_total)[:25]:
+        seconds = part.self_device_time_total / 1e6
+        yield {"part": part.key[:60], "gpu_s": seconds, "kernels": part.count}
+    for part in sorted(averages, key=lambda part: -part.self_cpu_time_total)[:25]:
+        yield {"part": part.key[:60], "cpu_s": part.self_cpu_time_total / 1e6, "times": part.count}
+
+
+def _started(call: Callable[[], object], device: str) -> float:
+    """Return the time until everything of a call is started."""
+    _wait(device)
+    start = time.perf_counter()
+    call()
+    duration = time.perf_counter() - start
+    _wait(device)
+    return duration
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 def predictions(
-    shape: str, cell: tuple[int, int], rounds: int, device: str, is_quick: bool
+    shape: str,
+    cell: tuple[int, int],
+    ways: Sequence[str],
+    rounds: int,
+    device: str,
+    is_quick: bool,
 ) -> Rows:
-    """Measure predictions of the base model and of one adapter, plain, in a CUDA graph and
-    compiled.
+    """Measure predictions of the base model and of one adapter in several ways: plain, in a CUDA
+    graph or compiled.
 
     `difference` is the largest one of a logit to the plain forward pass, relative to the largest
     logit.
     """
-    built, ids = models(shape, torch.bfloat16, device), inputs(*cell, device)["input_ids"]
+    built = models(shape, torch.bfloat16, (FULL, OURS), device)
+    ids = inputs(*cell, device)["input_ids"]
     torch._dynamo.reset()
     calls: dict[tuple[str, str], Callable[[], torch.Tensor]] = {}
     for name, model in ((FLOOR, built[FULL].eval()), (OURS, built[OURS].eval())):
         calls[name, "plain"] = partial(_logits, model, ids)
-        if device == "cuda":
+        if "CUDA graph" in ways:
             calls[name, "CUDA graph"] = graphed(partial(_logits, model), ids)
-        mode: dict[str, Any] = {"backend": "eager"} if is_quick else {"mode": "reduce-overhead"}
-        calls[name, "compiled"] = partial(
-            _logits, torch.compile(model, fullgraph=True, dynamic=False, **mode), ids
-        )
+        if "compiled" in ways:
+            mode: dict[str, Any] = {"backend": "eager"} if is_quick else {"mode": "reduce-overhead"}
+            compiled = torch.compile(model, fullgraph=True, dynamic=False, **mode)
+            calls[name, "compiled"] = partial(_logits, compiled, ids)
     logits = {key: call().clone() for key, call in calls.items()}
     found = compared(interleaved(calls, rounds, device, 2), (FLOOR, "plain"))
     rows: Rows = []

@@ -15,6 +15,8 @@ from peft import PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from houlsby_peft.batching.slots import Slots
+from houlsby_peft.tuner_layer import state_of
 from methods import METHODS, OURS
 from models import SHAPES, Method
 from report import Rows
@@ -69,32 +71,58 @@ def by_number(
     rounds: int,
     at_most: float,
 ) -> Iterator[dict[str, Any]]:
-    """Measure batches of 1 to many adapters, with rows spread evenly, interleaved with a batch of
-    one adapter.
+    """Measure batches of 1 to many adapters in slots, each time other ones, interleaved with a
+    batch of one adapter.
 
     Args:
         cell: Shape, batch size and length.
-        numbers: Numbers of adapters, at most one per row.
+        numbers: Numbers of adapters, at most one per row. Rows are spread evenly over them.
         dtype: Dtype of the base model; the adapters are float32.
         device: "cpu" or "cuda".
         rounds: Number of rounds.
         at_most: See `interleaved`; for each number.
     """
     shape, rows, length = cell
-    model = with_adapters(shape, max(numbers), dtype, device)
+    held = 2 * max(numbers)
+    model = with_slots(shape, held, dtype, device)
     ids = torch.randint(0, 30522, (rows, length), device=device)
     one = partial(evaluate, model, ids, ["task_0"] * rows)
     for number in numbers:
-        several = partial(evaluate, model, ids, spread(rows, number))
-        found = compared(
-            interleaved({"one": one, "several": several}, rounds, device, at_most), "one"
-        )["several"]
+        firsts = range(0, held - number + 1, number)
+        turns = itertools.cycle(spread(rows, number, first) for first in firsts)
+        calls = {"one": one, "several": lambda turns=turns: evaluate(model, ids, next(turns))}
+        found = compared(interleaved(calls, rounds, device, at_most), "one")["several"]
         yield {"shape": shape, "rows": rows, "tokens": length, "adapters": number, **found}
 
 
-def spread(rows: int, number: int) -> list[str]:
+def spread(rows: int, number: int, first: int = 0) -> list[str]:
     """Return the adapter of each row, the rows of an adapter together, each with equally many."""
-    return [f"task_{row * number // rows}" for row in range(rows)]
+    return [f"task_{first + row * number // rows}" for row in range(rows)]
+
+
+def with_slots(shape: str, number: int, dtype: torch.dtype, device: str = "cpu") -> PeftModel:
+    """Return a BERT with float32 adapters of random weights in slots, task_0 and so on, as a
+    `TaskBank` holds them.
+    """
+    torch.manual_seed(0)
+    with torch.device(device):
+        base = BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False).to(dtype)
+        model = get_peft_model(base, HoulsbyConfig(r=64), adapter_name="of_modules").eval()
+    modules = {}
+    for layer in model.modules():
+        if isinstance(layer, HoulsbyLayer):
+            modules[layer] = layer.bottleneck("of_modules")
+        elif isinstance(layer, HoulsbyLayerNorm):
+            modules[layer] = layer.norm("of_modules")
+    slots, records = Slots(modules), state_of(model).records
+    for task in range(number):
+        weights = []
+        for stack in slots.stacks.values():
+            for name, weight in stack.module.named_parameters():
+                weights.append((stack, name, weight + 0.01 * torch.randn_like(weight)))
+        slots.put(f"task_{task}", weights)
+        records[f"task_{task}"] = records["of_modules"]
+    return model
 
 
 def with_adapters(

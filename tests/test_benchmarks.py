@@ -83,6 +83,17 @@ def test_what_is_not_measured_is_named_and_a_second_run_measures_it(tmp_path):
         gpu.read(tmp_path, {**facts, "gpu": "H200"})
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_adapters_in_slots_are_those_of_their_rows(device):
+    model = mixed.with_slots("tiny", 3, torch.bfloat16, device)
+    ids = torch.randint(0, 30522, (4, 7), device=device)
+    names = ["task_2", "task_0", "task_0", "of_modules"]
+    together = mixed.evaluate(model, ids, names).float()
+    for row, name in enumerate(names):
+        alone = mixed.evaluate(model, ids[row : row + 1], [name]).float()
+        torch.testing.assert_close(together[row], alone[0], atol=0.05, rtol=0.05)
+
+
 @pytest.mark.cuda
 def test_a_graph_computes_what_a_mixed_batch_does():
     model = mixed.with_adapters("tiny", 3, torch.float32, device="cuda")

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..bottleneck import BRANCH, Bottleneck
+from ..kernels import layer_norm
 from ..kernels import rows as operation
 from ..kernels.bottleneck import ACTIVATIONS
 from ..kernels.plain import is_plain_call
@@ -167,9 +168,12 @@ class Stack:
             hidden: Hidden states `(rows, ..., d)`.
             choice: The norm of each row.
         """
-        is_on_cpu = hidden.device.type == "cpu"
-        if is_on_cpu and isinstance(self.module, nn.LayerNorm) and self._needs_no_gradient(hidden):
-            return self._run_norm_in_turn(hidden, choice)
+        if isinstance(self.module, nn.LayerNorm) and self._needs_no_gradient(hidden):
+            if hidden.device.type == "cpu":
+                return self._run_norm_in_turn(hidden, choice)
+            stacked = [self._stacked(name) for name in self.weights]
+            index = choice.index(hidden.device)
+            return layer_norm.run_rows(hidden, stacked, index, self.module.eps)
         shape = (len(hidden), *[1] * (hidden.dim() - 2), hidden.shape[-1])
         weights = {}
         for name in self.weights:

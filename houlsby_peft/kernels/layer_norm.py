@@ -1,16 +1,20 @@
-"""A layer norm with weights in float32 for hidden states in half precision, as one operation.
+"""A layer norm with weights in float32 for hidden states in half precision, as one operation, and
+the norms of the rows of a batch as another, which is for prediction alone.
 
-Everything is computed in float32, and only the result is rounded.
+Everything is computed in the dtype of the weights, and only the result is rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+from .bottleneck import usable_kernels
 from .plain import differentiate, has_plain_weights, is_plain_call, without_autocast
 
 
@@ -34,6 +38,24 @@ def run(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def run_rows(
+    hidden: torch.Tensor, weights: Sequence[torch.Tensor], slots: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Normalize each row by the norm in its slot.
+
+    Args:
+        hidden: Hidden states `(rows, ..., d)`, contiguous; the result has their dtype.
+        weights: Weights and biases of all slots, `(slots, d)` each; a norm may have no bias.
+        slots: The slot of each row, `(rows,)`.
+        eps: What is added to the variance.
+    """
+    weight, *bias = weights
+    result: torch.Tensor = torch.ops.houlsby_peft.layer_norm_of_rows.default(
+        hidden, weight, bias[0] if bias else None, slots, eps
+    )
+    return result
+
+
 torch.library.define(
     "houlsby_peft::layer_norm",
     "(Tensor hidden, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
@@ -42,6 +64,10 @@ torch.library.define(
     "houlsby_peft::layer_norm_backward",
     "(Tensor grad, Tensor hidden, Tensor mean, Tensor rstd, Tensor weight) "
     "-> (Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "houlsby_peft::layer_norm_of_rows",
+    "(Tensor hidden, Tensor weight, Tensor? bias, Tensor slots, float eps) -> Tensor",
 )
 
 
@@ -73,11 +99,73 @@ def compute_backward(
     return grad_hidden.to(hidden.dtype), grad_weight, grad_bias
 
 
+def compute_rows(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    slots: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """Return what `run_rows` does."""
+    shape = (len(hidden), *[1] * (hidden.dim() - 2), hidden.shape[-1])
+    wide = F.layer_norm(hidden.to(weight.dtype), hidden.shape[-1:], eps=eps)
+    wide *= weight.index_select(0, slots).reshape(shape)
+    if bias is not None:
+        wide += bias.index_select(0, slots).reshape(shape)
+    return wide.to(hidden.dtype)
+
+
+def _kernels_for(hidden: torch.Tensor) -> Any:
+    """Return the module of the Triton kernels, or None if PyTorch's operations compute."""
+    if hidden.device.type != "cuda" or hidden.dtype is torch.float64:
+        return None
+    if usable_kernels(hidden.device) is None:
+        return None
+    from . import triton_layer_norm
+
+    return triton_layer_norm if hidden.shape[-1] <= triton_layer_norm.MOST_WIDTH else None
+
+
+def _run(hidden: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    kernels = _kernels_for(hidden)
+    if kernels is None:
+        return compute(hidden, *others)
+    with torch.cuda.device(hidden.device):
+        results: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.run(hidden, *others)
+    return results
+
+
+def _run_backward(
+    grad: torch.Tensor, hidden: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    kernels = _kernels_for(hidden)
+    if kernels is None:
+        return compute_backward(grad, hidden, *others)
+    with torch.cuda.device(hidden.device):
+        gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.run_backward(
+            grad.contiguous(), hidden, *others
+        )
+    return gradients
+
+
+def _run_rows(hidden: torch.Tensor, *others: Any) -> torch.Tensor:
+    kernels = _kernels_for(hidden)
+    if kernels is None:
+        return compute_rows(hidden, *others)
+    with torch.cuda.device(hidden.device):
+        result: torch.Tensor = kernels.run_rows(hidden, *others)
+    return result
+
+
 def _fake(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     statistics = hidden.new_empty((*hidden.shape[:-1], 1), dtype=torch.float32)
     return hidden.new_empty(hidden.shape), statistics, torch.empty_like(statistics)
+
+
+def _fake_rows(hidden: torch.Tensor, *others: Any) -> torch.Tensor:
+    return hidden.new_empty(hidden.shape)
 
 
 def _fake_backward(
@@ -118,7 +206,9 @@ class _Differentiable(torch.autograd.Function):
         return grad_hidden, grad_weight, None if bias is None else grad_bias, None
 
 
-torch.library.impl("houlsby_peft::layer_norm", "default", compute)
-torch.library.impl("houlsby_peft::layer_norm_backward", "default", compute_backward)
+torch.library.impl("houlsby_peft::layer_norm", "default", _run)
+torch.library.impl("houlsby_peft::layer_norm_backward", "default", _run_backward)
+torch.library.impl("houlsby_peft::layer_norm_of_rows", "default", _run_rows)
 torch.library.register_fake("houlsby_peft::layer_norm", _fake)
 torch.library.register_fake("houlsby_peft::layer_norm_backward", _fake_backward)
+torch.library.register_fake("houlsby_peft::layer_norm_of_rows", _fake_rows)

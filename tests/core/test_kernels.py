@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,36 +75,57 @@ def test_the_kernels_compute_the_same_in_tritons_interpreter():
     subprocess.run([sys.executable, program], check=True)
 
 
-@pytest.mark.parametrize("r", [1, 64, 256])
-def test_the_kernels_compile_for_an_h100_without_one(r):
-    """What a kernel needs that the GPU has not would show at the first call only."""
-    triton = pytest.importorskip("triton", reason="Triton is for Linux")
+def compile_for_an_h100(kernel, **constants):
+    """Return a kernel for hidden states in bfloat16 as the GPU gets it."""
+    from triton import compile as compile_kernel
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
+    types = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            types[name] = "constexpr"
+        elif name in ("number", "vectors_of_row", "width", "r") or name.endswith("stride"):
+            types[name] = "i32"
+        elif name in ("eps", "slots"):
+            types[name] = {"eps": "fp32", "slots": "*i64"}[name]
+        elif name in ("mean", "rstd", "grad_weights") or name.endswith(("weight", "bias")):
+            types[name] = "*fp32"
+        else:
+            types[name] = "*bf16"
+    source = ASTSource(kernel, types, constants)
+    return compile_kernel(source, GPUTarget("cuda", 90, 32), options)
+
+
+@pytest.mark.parametrize("r", [1, 64, 256])
+def test_the_kernels_of_bottlenecks_compile_for_an_h100_without_one(r):
+    """What a kernel needs that the GPU has not would show at the first call only."""
+    pytest.importorskip("triton", reason="Triton is for Linux")
     from houlsby_peft.kernels import triton_bottleneck as kernels
 
+    constants = {"ACTIVATION": "gelu", **kernels._options(r, torch.bfloat16)}
     for kernel, flags in (
         (kernels._forward, {"HAS_SLOTS": False, "slots": None}),
         (kernels._forward, {"HAS_SLOTS": True, "inner": None}),
         (kernels._backward, {}),
     ):
-        constants = {"ACTIVATION": "gelu", **kernels._options(r, torch.bfloat16), **flags}
-        options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
-        types = {}
-        for name in kernel.arg_names:
-            if name in constants:
-                types[name] = "constexpr"
-            elif name in ("number", "width", "r") or name.endswith("stride"):
-                types[name] = "i32"
-            elif name == "slots":
-                types[name] = "*i64"
-            else:
-                types[name] = "*fp32" if name.endswith(("weight", "bias")) else "*bf16"
-        compiled = triton.compile(
-            ASTSource(kernel, types, constants), GPUTarget("cuda", 90, 32), options
-        )
-        assert compiled.metadata.shared <= 99 * 1024, "as much as any GPU since Ampere has"
+        compiled = compile_for_an_h100(kernel, **constants, **flags)
+        # As much as any GPU since Ampere has.
+        assert compiled.metadata.shared <= 99 * 1024
+
+
+@pytest.mark.parametrize("width", [24, 768, 8192])
+def test_the_kernels_of_norms_compile_for_an_h100_without_one(width):
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from houlsby_peft.kernels import triton_layer_norm as kernels
+
+    options = kernels._options(width)
+    of_rows = {"HAS_SLOTS": True, "HAS_BIAS": True, "mean": None, "rstd": None}
+    compile_for_an_h100(kernels._forward, **options, **of_rows)
+    without_bias = {"HAS_SLOTS": False, "HAS_BIAS": False, "slots": None, "bias": None}
+    compile_for_an_h100(kernels._forward, **options, **without_bias)
+    compile_for_an_h100(kernels._backward, **options)
 
 
 # In half precision, relative to the norm of what float64 gives.
@@ -167,6 +189,40 @@ def test_rows_with_weights_in_slots_on_a_gpu(dtype, r):
                 assert (value - expected).norm() <= bound * expected.norm()
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_norms_on_a_gpu_are_near_float64(dtype, bias):
+    for shape in [(5, 128, 768), (3, 35, 72), (1, 24)]:
+        torch.manual_seed(0)
+        norm, hidden = nn.LayerNorm(shape[-1], bias=bias), 3 + torch.randn(shape, dtype=dtype)
+        nn.init.normal_(norm.weight)
+        wide = copy.deepcopy(norm).double()
+        expected = results(wide, hidden.double(), wide)
+        norm.cuda()
+        computed = results(norm, hidden.cuda(), partial(layer_norm.run, norm))
+        for value, value_in_float64 in zip(computed, expected, strict=True):
+            difference = value.cpu() - value_in_float64
+            assert difference.norm() <= BOUNDS[dtype] * value_in_float64.norm()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_norms_of_rows_on_a_gpu(dtype):
+    bound = {torch.float32: 1e-5, **BOUNDS}[dtype]
+    for shape in [(5, 32, 768), (3, 35, 72), (1, 1, 24), (4, 64)]:
+        torch.manual_seed(0)
+        # Columns of one tensor, as slots are.
+        weight, bias = torch.randn(6, 2 * shape[-1]).cuda().split(shape[-1], 1)
+        hidden, slots = torch.randn(shape, dtype=dtype), [5, 0, 0, 2, 4][: shape[0]]
+        index = torch.tensor(slots).cuda()
+        computed = layer_norm.run_rows(hidden.cuda(), [weight, bias], index, 1e-5)
+        for row, slot, value in zip(hidden.double(), slots, computed.cpu(), strict=True):
+            weights = (weight[slot].cpu().double(), bias[slot].cpu().double())
+            expected = nn.functional.layer_norm(row, shape[-1:], *weights)
+            assert (value - expected).norm() <= bound * expected.norm()
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_norm_in_float32_normalizes_half_precision(bias):
     norm, hidden = nn.LayerNorm(WIDTH, bias=bias), torch.randn(3, 7, WIDTH).bfloat16()
@@ -194,6 +250,8 @@ def test_the_operations_keep_pytorchs_rules(dtype):
     stacked = [weight.expand(4, *weight.shape) for weight in module.parameters()]
     slots = torch.tensor([3, 0, 0])
     opcheck(operations.bottleneck_of_rows.default, (hidden, *stacked, slots, "gelu"))
+    norms = [norm.weight.expand(4, WIDTH), norm.bias.expand(4, WIDTH)]
+    opcheck(operations.layer_norm_of_rows.default, (hidden, *norms, slots, 1e-5))
     mean = torch.zeros(3, 2, 1)
     opcheck(operations.layer_norm_backward.default, (hidden, hidden, mean, mean + 1, norm.weight))
 

@@ -13,7 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from houlsby_peft.kernels import bottleneck, rows, triton_bottleneck
+from houlsby_peft.kernels import bottleneck, layer_norm, rows, triton_bottleneck, triton_layer_norm
 
 
 CASES = [
@@ -79,6 +79,30 @@ def compare_rows() -> None:
             )
 
 
+def compare_norms() -> None:
+    """Norms with and without a bias, and those of rows whose weights are in slots."""
+    torch.manual_seed(0)
+    shapes = [(1, 1, 64), (1, 35, 72), (5, 60, 24)]
+    for shape, dtype in itertools.product(shapes, [torch.float32, torch.bfloat16]):
+        tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+        hidden, grad = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+        weights, biases = torch.randn(7, shape[-1]), torch.randn(7, shape[-1])
+        slots = torch.tensor([6, 0, 0, 3, 2])[: len(hidden)]
+        for bias in (None, biases):
+            one_bias = None if bias is None else bias[0]
+            expected = layer_norm.compute(hidden, weights[0], one_bias, 1e-5)
+            computed = triton_layer_norm.run(hidden, weights[0], one_bias, 1e-5)
+            statistics = expected[1:]
+            expected += layer_norm.compute_backward(grad, hidden, *statistics, weights[0])
+            computed += triton_layer_norm.run_backward(grad, hidden, *statistics, weights[0])
+            expected += (layer_norm.compute_rows(hidden, weights, bias, slots, 1e-5),)
+            computed += (triton_layer_norm.run_rows(hidden, weights, bias, slots, 1e-5),)
+            for value, expected_value in zip(computed, expected, strict=True):
+                assert value.dtype == expected_value.dtype
+                torch.testing.assert_close(value, expected_value, atol=tolerance, rtol=tolerance)
+
+
 if __name__ == "__main__":
     main()
     compare_rows()
+    compare_norms()
