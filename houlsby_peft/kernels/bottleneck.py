@@ -28,8 +28,6 @@ from .plain import (
 
 
 _aten: Any = torch.ops.aten
-# Whether a GPU multiplies in half precision and keeps the sums in float32: since PyTorch 2.8.
-_KEEPS_SUMS = torch.version.cuda is not None and "dtype" in _aten.mm.overloads()
 
 
 def _gelu_tanh(hidden: torch.Tensor) -> torch.Tensor:
@@ -159,9 +157,8 @@ def usable_kernels(device: torch.device) -> Any:
     weight = torch.full((16, 16), 0.1, device=device)
     bias, rows = weight[0], weight.bfloat16()
     try:
-        with torch.cuda.device_of(rows):
-            _, inner = triton_bottleneck.run(rows, weight, bias, weight, bias, "relu")
-            triton_bottleneck.run_backward(rows, inner, weight, weight, "relu")
+        _, inner = triton_bottleneck.run(rows, weight, bias, weight, bias, "relu")
+        triton_bottleneck.run_backward(rows, rows, inner, weight, weight, "relu")
     except Exception as error:
         warnings.warn(
             f"Bottlenecks are computed by PyTorch's operations on {device}, as Triton's kernels do "
@@ -185,7 +182,8 @@ def compute(
     dtype = hidden.dtype
     inner = F.linear(hidden, down_weight.to(dtype), down_bias.to(dtype))
     branch = F.linear(activate(inner), up_weight.to(dtype), up_bias.to(dtype))
-    return _of_its_own(branch.add_(hidden), hidden.shape), inner
+    # Not as a view: some models change what they get in place, as Falcon's.
+    return _aten._unsafe_view.default(branch.add_(hidden), hidden.shape), inner
 
 
 def _run_kernel(
@@ -195,15 +193,7 @@ def _run_kernel(
     kernels = kernels_for(hidden, len(down_weight))
     if kernels is None:
         return compute(hidden, down_weight, *others)
-    rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
-    with torch.cuda.device(hidden.device):
-        result, inner = kernels.run(rows, down_weight, *others)
-    return _of_its_own(result, hidden.shape), inner.view(*hidden.shape[:-1], inner.shape[-1])
-
-
-def _of_its_own(result: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return a result in a shape, not as a view: some models change it in place, as Falcon's."""
-    return torch.ops.aten._unsafe_view.default(result, shape)  # type: ignore[no-any-return]
+    return kernels.run(hidden.contiguous(), down_weight, *others)  # type: ignore[no-any-return]
 
 
 def compute_backward(
@@ -215,64 +205,37 @@ def compute_backward(
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of the hidden states and of the weights, in the order of `compute`."""
-    wide = down_weight.dtype
+    activate, activate_backward = ACTIVATIONS[activation]
+    dtype, wide = grad.dtype, down_weight.dtype
     rows = hidden.reshape(-1, hidden.shape[-1])
     inner_rows = inner.reshape(-1, inner.shape[-1])
     grad_rows = grad.reshape(rows.shape)
     with without_autocast(hidden.device):
-        grad_hidden, grad_inner, activated = _run_rows_backward(
-            grad_rows, inner_rows, down_weight, up_weight, activation
-        )
-        grad_down_weight = _multiply(grad_inner.t(), rows, wide)
-        grad_up_weight = _multiply(grad_rows.t(), activated, wide)
+        activated = activate(inner_rows)
+        grad_activated = grad_rows.mm(up_weight.to(dtype))
+        grad_inner = activate_backward(grad_activated, inner_rows, activated)
+        grad_hidden = grad_inner.mm(down_weight.to(dtype)).add_(grad_rows)
+        wide_inner, wide_grad = grad_inner.to(wide), grad_rows.to(wide)
+        grad_down_weight = wide_inner.t().mm(rows.to(wide))
+        grad_up_weight = wide_grad.t().mm(activated.to(wide))
     return (
         grad_hidden.view(hidden.shape),
         grad_down_weight,
-        grad_inner.sum(0, dtype=wide),
+        wide_inner.sum(0),
         grad_up_weight,
-        grad_rows.sum(0, dtype=wide),
+        wide_grad.sum(0),
     )
 
 
-def _multiply(left: torch.Tensor, right: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
-    """Return the product of two matrices in a dtype that may be wider than theirs."""
-    if left.dtype == wide:
-        return left.mm(right)
-    if left.is_cuda and _KEEPS_SUMS:
-        return _aten.mm.dtype(left, right, wide)  # type: ignore[no-any-return]
-    return left.to(wide).mm(right.to(wide))
-
-
-def compute_rows_backward(
-    grad: torch.Tensor,
-    inner: torch.Tensor,
-    down_weight: torch.Tensor,
-    up_weight: torch.Tensor,
-    activation: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of the hidden states `(rows, d)` and of `inner` `(rows, r)`, and what
-    was activated `(rows, r)`.
-    """
-    activate, activate_backward = ACTIVATIONS[activation]
-    activated = activate(inner)
-    grad_activated = grad.mm(up_weight.to(grad.dtype))
-    grad_inner = activate_backward(grad_activated, inner, activated)
-    grad_hidden = grad_inner.mm(down_weight.to(grad.dtype)).add_(grad)
-    return grad_hidden, grad_inner, activated
-
-
-def _run_rows_backward(
-    grad: torch.Tensor, inner: torch.Tensor, *others: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `compute_rows_backward` does, by a Triton kernel where one is faster."""
+def _run_backward(
+    grad: torch.Tensor, hidden: torch.Tensor, inner: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, ...]:
+    """Return what `compute_backward` does, by Triton kernels where they are faster."""
     kernels = kernels_for(grad, inner.shape[-1])
     if kernels is None:
-        return compute_rows_backward(grad, inner, *others)
-    with torch.cuda.device(grad.device):
-        gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.run_backward(
-            grad.contiguous(), inner.contiguous(), *others
-        )
-    return gradients
+        return compute_backward(grad, hidden, inner, *others)
+    tensors = (grad.contiguous(), hidden.contiguous(), inner.contiguous())
+    return kernels.run_backward(*tensors, *others)  # type: ignore[no-any-return]
 
 
 def _fake(
@@ -328,6 +291,6 @@ class _Differentiable(torch.autograd.Function):
 
 
 torch.library.impl("houlsby_peft::bottleneck", "default", _run_kernel)
-torch.library.impl("houlsby_peft::bottleneck_backward", "default", compute_backward)
+torch.library.impl("houlsby_peft::bottleneck_backward", "default", _run_backward)
 torch.library.register_fake("houlsby_peft::bottleneck", _fake)
 torch.library.register_fake("houlsby_peft::bottleneck_backward", _fake_backward)

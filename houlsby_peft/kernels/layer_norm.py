@@ -130,9 +130,7 @@ def _run(hidden: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor
     kernels = _kernels_for(hidden)
     if kernels is None:
         return compute(hidden, *others)
-    with torch.cuda.device(hidden.device):
-        results: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.run(hidden, *others)
-    return results
+    return kernels.run(hidden, *others)  # type: ignore[no-any-return]
 
 
 def _run_backward(
@@ -141,20 +139,14 @@ def _run_backward(
     kernels = _kernels_for(hidden)
     if kernels is None:
         return compute_backward(grad, hidden, *others)
-    with torch.cuda.device(hidden.device):
-        gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.run_backward(
-            grad.contiguous(), hidden, *others
-        )
-    return gradients
+    return kernels.run_backward(grad.contiguous(), hidden, *others)  # type: ignore[no-any-return]
 
 
 def _run_rows(hidden: torch.Tensor, *others: Any) -> torch.Tensor:
     kernels = _kernels_for(hidden)
     if kernels is None:
         return compute_rows(hidden, *others)
-    with torch.cuda.device(hidden.device):
-        result: torch.Tensor = kernels.run_rows(hidden, *others)
-    return result
+    return kernels.run_rows(hidden, *others)  # type: ignore[no-any-return]
 
 
 def _fake(

@@ -1,8 +1,9 @@
-"""A bottleneck on a GPU as one Triton kernel, and the part of its backward pass for each row as
-another.
+"""A bottleneck on a GPU as one Triton kernel, and its backward pass as two: the rows, and the sums
+over them.
 
 A program computes some rows: it reads their hidden states once for the projection down and once for
-the sum. Products are in the dtype of the hidden states and summed in float32.
+the sum. Products are in the dtype of the hidden states and summed in float32. Hidden states are
+`(..., d)` and contiguous.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
+from .launch import Kernel
 
 
 # The sizes of the tiles are fixed, so that nothing is tried out at the first call. A tile of
@@ -174,22 +177,67 @@ def _backward(
         _store(grad_hidden, total, rows, columns, width, number, width)
 
 
+@triton.jit
+def _add_up(
+    grad,
+    hidden,
+    grad_inner,
+    activated,
+    sums,
+    number,
+    width,
+    r,
+    PRODUCT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    """Add up the gradients of the weights over a part of the rows, for some columns."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    units = tl.arange(0, INNER)
+    down = tl.zeros((INNER, COLUMNS), tl.float32)
+    up = tl.zeros((COLUMNS, INNER), tl.float32)
+    down_bias = tl.zeros((INNER,), tl.float32)
+    up_bias = tl.zeros((COLUMNS,), tl.float32)
+    for start in range(tl.program_id(1) * ROWS, number, tl.num_programs(1) * ROWS):
+        rows = (start + tl.arange(0, ROWS)).to(tl.int64)
+        above = _load(grad, rows, columns, width, number, width)
+        through = _load(grad_inner, rows, units, r, number, r)
+        read = _load(hidden, rows, columns, width, number, width).to(PRODUCT)
+        branch = _load(activated, rows, units, r, number, r).to(PRODUCT)
+        down = tl.dot(tl.trans(through.to(PRODUCT)), read, down, input_precision="ieee")
+        up = tl.dot(tl.trans(above.to(PRODUCT)), branch, up, input_precision="ieee")
+        down_bias += tl.sum(through, 0)
+        up_bias += tl.sum(above, 0)
+    # In the order of a bottleneck's parameters.
+    sums += tl.program_id(1).to(tl.int64) * (2 * r * width + r + width)
+    _store(sums, down, units, columns, width, r, width)
+    sums += r * width
+    if tl.program_id(0) == 0:
+        tl.store(sums + units, down_bias, mask=units < r)
+    sums += r
+    _store(sums, up, columns, units, r, width, r)
+    tl.store(sums + width * r + columns, up_bias, mask=columns < width)
+
+
 @cache
-def _options(r: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the constants of a kernel, and on how many warps it runs."""
+def _kernel(function: Any, r: int, dtype: torch.dtype, *flags: Any) -> Kernel:
+    """Return a kernel for bottlenecks of size r and hidden states of a dtype."""
     # The interpreter computes on a CPU, and no product in bfloat16.
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    product = tl.float32 if is_interpreted else _DTYPES[dtype]
     inner = max(16, triton.next_power_of_2(r))
-    return {
-        "PRODUCT": tl.float32 if is_interpreted else _DTYPES[dtype],
-        "ROWS": _ROWS,
-        "COLUMNS": min(_COLUMNS, _TILE // inner),
-        "INNER": inner,
-        # With four, the registers are too few for the sums of a large bottleneck.
-        "num_warps": 8 if inner > 64 else 4,
-        # Triton's own default will change.
-        "enable_fp_fusion": True,
-    }
+    # With four warps, the registers are too few for the sums of a large bottleneck.
+    return Kernel(
+        function,
+        (*flags, product, _ROWS, _columns(r), inner),
+        warps=8 if inner > 64 else 4,
+    )
+
+
+def _columns(r: int) -> int:
+    """Return how many columns a tile has."""
+    return min(_COLUMNS, _TILE // max(16, triton.next_power_of_2(r)))  # type: ignore[no-any-return]
 
 
 def run(
@@ -200,28 +248,14 @@ def run(
     up_bias: torch.Tensor,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `compute` in `bottleneck.py` does, for hidden states `(rows, d)`."""
+    """Return what `compute` in `bottleneck.py` does."""
     r, width = down_weight.shape
-    result, inner = hidden.new_empty(hidden.shape), hidden.new_empty(len(hidden), r)
-    _forward[triton.cdiv(len(hidden), _ROWS),](
-        hidden,
-        down_weight,
-        down_bias,
-        up_weight,
-        up_bias,
-        result,
-        inner,
-        None,
-        0,
-        0,
-        0,
-        0,
-        len(hidden),
-        width,
-        r,
-        HAS_SLOTS=False,
-        ACTIVATION=activation,
-        **_options(r, hidden.dtype),
+    number = hidden.numel() // width
+    result, inner = torch.empty_like(hidden), hidden.new_empty((*hidden.shape[:-1], r))
+    _kernel(_forward, r, hidden.dtype, False, activation).start(
+        (-(-number // _ROWS), 1, 1),
+        (hidden, down_weight, down_bias, up_weight, up_bias, result, inner, None),
+        (0, 0, 0, 0, number, width, r),
     )
     return result, inner
 
@@ -235,55 +269,47 @@ def run_rows(
     slots: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """Return what `compute` in `rows.py` does, for hidden states `(rows, ..., d)`."""
+    """Return what `compute` in `rows.py` does."""
     _, r, width = down_weight.shape
-    result = hidden.new_empty(hidden.shape)
-    vectors = hidden.numel() // (len(hidden) * width)
-    _forward[triton.cdiv(vectors, _ROWS), len(hidden)](
-        hidden,
-        down_weight,
-        down_bias,
-        up_weight,
-        up_bias,
-        result,
-        None,
-        slots,
-        *(weight.stride(0) for weight in (down_weight, down_bias, up_weight, up_bias)),
-        vectors,
-        width,
-        r,
-        HAS_SLOTS=True,
-        ACTIVATION=activation,
-        **_options(r, hidden.dtype),
+    weights = (down_weight, down_bias, up_weight, up_bias)
+    number = hidden.numel() // (len(hidden) * width)
+    result = torch.empty_like(hidden)
+    _kernel(_forward, r, hidden.dtype, True, activation).start(
+        (-(-number // _ROWS), len(hidden), 1),
+        (hidden, *weights, result, None, slots),
+        (*(weight.stride(0) for weight in weights), number, width, r),
     )
     return result
 
 
 def run_backward(
     grad: torch.Tensor,
+    hidden: torch.Tensor,
     inner: torch.Tensor,
     down_weight: torch.Tensor,
     up_weight: torch.Tensor,
     activation: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of the hidden states `(rows, d)` and of what `down_proj` gave `(rows,
-    r)`, and what was activated.
-    """
+) -> tuple[torch.Tensor, ...]:
+    """Return what `compute_backward` in `bottleneck.py` does."""
     r, width = down_weight.shape
-    grad_hidden = grad.new_empty(grad.shape)
+    number, dtype = grad.numel() // width, grad.dtype
+    grad_hidden = torch.empty_like(grad)
     grad_inner, activated = torch.empty_like(inner), torch.empty_like(inner)
-    _backward[triton.cdiv(len(grad), _ROWS),](
-        grad,
-        inner,
-        down_weight,
-        up_weight,
-        grad_hidden,
-        grad_inner,
-        activated,
-        len(grad),
-        width,
-        r,
-        ACTIVATION=activation,
-        **_options(r, grad.dtype),
+    parts = -(-number // _ROWS)
+    _kernel(_backward, r, dtype, activation).start(
+        (parts, 1, 1),
+        (grad, inner, down_weight, up_weight, grad_hidden, grad_inner, activated),
+        (number, width, r),
     )
-    return grad_hidden, grad_inner, activated
+    parts_of_columns = -(-width // _columns(r))
+    # About as many programs as a GPU runs at once.
+    parts = min(parts, max(1, 128 // parts_of_columns))
+    sizes = (r * width, r, width * r, width)
+    sums = grad.new_empty((parts, sum(sizes)), dtype=torch.float32)
+    _kernel(_add_up, r, dtype).start(
+        (parts_of_columns, parts, 1),
+        (grad, hidden, grad_inner, activated, sums),
+        (number, width, r),
+    )
+    down, down_bias, up, up_bias = sums.sum(0, dtype=down_weight.dtype).split(sizes)
+    return grad_hidden, down.view(r, width), down_bias, up.view(width, r), up_bias

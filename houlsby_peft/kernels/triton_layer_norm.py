@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import Kernel
+
 
 # A program holds a vector in its registers.
 MOST_WIDTH = 8192
@@ -98,40 +100,23 @@ def _backward(
 
 
 @cache
-def _options(width: int) -> dict[str, Any]:
+def _kernel(function: Any, width: int, *flags: bool) -> Kernel:
+    """Return a kernel for vectors of a width."""
     columns = triton.next_power_of_2(width)
-    return {
-        "COLUMNS": columns,
-        "num_warps": min(16, max(1, columns // 256)),
-        # Triton's own default will change.
-        "enable_fp_fusion": True,
-    }
+    return Kernel(function, (*flags, columns), warps=min(16, max(1, columns // 256)))
 
 
 def run(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what `compute` in `layer_norm.py` does."""
-    width = hidden.shape[-1]
-    result = hidden.new_empty(hidden.shape)
+    width, result = hidden.shape[-1], torch.empty_like(hidden)
     mean = hidden.new_empty((*hidden.shape[:-1], 1), dtype=torch.float32)
     rstd = torch.empty_like(mean)
-    _forward[(mean.numel(),)](
-        hidden,
-        weight,
-        bias,
-        result,
-        mean,
-        rstd,
-        None,
-        0,
-        0,
-        1,
-        width,
-        eps,
-        HAS_SLOTS=False,
-        HAS_BIAS=bias is not None,
-        **_options(width),
+    _kernel(_forward, width, False, bias is not None).start(
+        (mean.numel(), 1, 1),
+        (hidden, weight, bias, result, mean, rstd, None),
+        (0, 0, 1, width, eps),
     )
     return result, mean, rstd
 
@@ -144,25 +129,13 @@ def run_rows(
     eps: float,
 ) -> torch.Tensor:
     """Return what `compute_rows` in `layer_norm.py` does."""
-    width = hidden.shape[-1]
+    width, result = hidden.shape[-1], torch.empty_like(hidden)
     vectors = hidden.numel() // width
-    result = hidden.new_empty(hidden.shape)
-    _forward[(vectors,)](
-        hidden,
-        weight,
-        bias,
-        result,
-        None,
-        None,
-        slots,
-        weight.stride(0),
-        0 if bias is None else bias.stride(0),
-        vectors // len(hidden),
-        width,
-        eps,
-        HAS_SLOTS=True,
-        HAS_BIAS=bias is not None,
-        **_options(width),
+    bias_stride = 0 if bias is None else bias.stride(0)
+    _kernel(_forward, width, True, bias is not None).start(
+        (vectors, 1, 1),
+        (hidden, weight, bias, result, None, None, slots),
+        (weight.stride(0), bias_stride, vectors // len(hidden), width, eps),
     )
     return result
 
@@ -177,19 +150,12 @@ def run_backward(
     """Return what `compute_backward` in `layer_norm.py` does."""
     width, number = hidden.shape[-1], mean.numel()
     programs = min(number, _PROGRAMS)
-    grad_hidden = hidden.new_empty(hidden.shape)
+    grad_hidden = torch.empty_like(hidden)
     grad_weights = mean.new_empty((programs, 2, width))
-    _backward[(programs,)](
-        grad,
-        hidden,
-        mean,
-        rstd,
-        weight,
-        grad_hidden,
-        grad_weights,
-        number,
-        width,
-        **_options(width),
+    _kernel(_backward, width).start(
+        (programs, 1, 1),
+        (grad, hidden, mean, rstd, weight, grad_hidden, grad_weights),
+        (number, width),
     )
     grad_weight, grad_bias = grad_weights.sum(0, dtype=weight.dtype).unbind()
     return grad_hidden, grad_weight, grad_bias

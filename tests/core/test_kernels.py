@@ -75,26 +75,29 @@ def test_the_kernels_compute_the_same_in_tritons_interpreter():
     subprocess.run([sys.executable, program], check=True)
 
 
-def compile_for_an_h100(kernel, **constants):
+def compile_for_an_h100(kernel, missing=()):
     """Return a kernel for hidden states in bfloat16 as the GPU gets it."""
     from triton import compile as compile_kernel
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
+    names = kernel.function.arg_names
+    constants = dict(zip(names[-len(kernel.constants) :], kernel.constants, strict=True))
+    constants |= dict.fromkeys(missing)
     types = {}
-    for name in kernel.arg_names:
+    for name in names:
         if name in constants:
             types[name] = "constexpr"
         elif name in ("number", "vectors_of_row", "width", "r") or name.endswith("stride"):
             types[name] = "i32"
         elif name in ("eps", "slots"):
             types[name] = {"eps": "fp32", "slots": "*i64"}[name]
-        elif name in ("mean", "rstd", "grad_weights") or name.endswith(("weight", "bias")):
+        elif name in ("mean", "rstd", "sums") or name.endswith(("weight", "bias", "weights")):
             types[name] = "*fp32"
         else:
             types[name] = "*bf16"
-    source = ASTSource(kernel, types, constants)
+    source = ASTSource(kernel.function, types, constants)
+    options = {"num_warps": kernel.warps, "enable_fp_fusion": True}
     return compile_kernel(source, GPUTarget("cuda", 90, 32), options)
 
 
@@ -104,13 +107,15 @@ def test_the_kernels_of_bottlenecks_compile_for_an_h100_without_one(r):
     pytest.importorskip("triton", reason="Triton is for Linux")
     from houlsby_peft.kernels import triton_bottleneck as kernels
 
-    constants = {"ACTIVATION": "gelu", **kernels._options(r, torch.bfloat16)}
-    for kernel, flags in (
-        (kernels._forward, {"HAS_SLOTS": False, "slots": None}),
-        (kernels._forward, {"HAS_SLOTS": True, "inner": None}),
-        (kernels._backward, {}),
+    for function, flags, missing in (
+        (kernels._forward, (False, "gelu"), ["slots"]),
+        (kernels._forward, (True, "gelu"), ["inner"]),
+        (kernels._backward, ("gelu",), []),
+        (kernels._add_up, (), []),
     ):
-        compiled = compile_for_an_h100(kernel, **constants, **flags)
+        compiled = compile_for_an_h100(
+            kernels._kernel(function, r, torch.bfloat16, *flags), missing
+        )
         # As much as any GPU since Ampere has.
         assert compiled.metadata.shared <= 99 * 1024
 
@@ -120,12 +125,9 @@ def test_the_kernels_of_norms_compile_for_an_h100_without_one(width):
     pytest.importorskip("triton", reason="Triton is for Linux")
     from houlsby_peft.kernels import triton_layer_norm as kernels
 
-    options = kernels._options(width)
-    of_rows = {"HAS_SLOTS": True, "HAS_BIAS": True, "mean": None, "rstd": None}
-    compile_for_an_h100(kernels._forward, **options, **of_rows)
-    without_bias = {"HAS_SLOTS": False, "HAS_BIAS": False, "slots": None, "bias": None}
-    compile_for_an_h100(kernels._forward, **options, **without_bias)
-    compile_for_an_h100(kernels._backward, **options)
+    compile_for_an_h100(kernels._kernel(kernels._forward, width, True, True), ["mean", "rstd"])
+    compile_for_an_h100(kernels._kernel(kernels._forward, width, False, False), ["slots", "bias"])
+    compile_for_an_h100(kernels._kernel(kernels._backward, width))
 
 
 # In half precision, relative to the norm of what float64 gives.
