@@ -7,8 +7,11 @@ python benchmarks/ladder.py --parts steps --shape minilm
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from peft import PeftModel
@@ -21,7 +24,14 @@ from steps import training_step
 from timing import compared, interleaved, keep_freed_memory
 
 
+sys.path.append(str(Path(__file__).parents[1] / "recipes"))
+
+from common.state_cache import StateCache
+
+
 WIDTHS = (96, 192)
+# With the encoder's hidden states from a file, as by the recipes' --cache_states.
+CACHED = ", kept states"
 
 
 def by_tasks_of_a_text(
@@ -75,14 +85,21 @@ def steps(shape: str, rows_of_batch: int, length: int, rounds: int) -> Rows:
         "full fine-tuning": METHODS["full fine-tuning"],
     }
     for width in WIDTHS:
-        methods[f"ladder r={width}"] = houlsby(r=width, kind="ladder")
+        for name in (f"ladder r={width}", f"ladder r={width}{CACHED}"):
+            methods[name] = houlsby(r=width, kind="ladder")
     batch = inputs(rows_of_batch, length)
     models = {name: build(shape, method) for name, method in methods.items()}
-    kept = {name: saved_bytes(model, batch) for name, model in models.items()}
-    calls = {name: training_step(model, batch) for name, model in models.items()}
     rows: Rows = []
-    for name, row in compared(interleaved(calls, rounds, "cpu"), FLOOR).items():
-        rows.append({"shape": shape, "method": name, "kept_bytes": kept[name], **row})
+    with TemporaryDirectory() as folder:
+        for name, model in models.items():
+            if name.endswith(CACHED):
+                model.train()
+                StateCache(model, Path(folder, name))
+        # The first passes of a model, after which the states are kept.
+        kept = {name: saved_bytes(model, batch) for name, model in models.items()}
+        calls = {name: training_step(model, batch) for name, model in models.items()}
+        for name, row in compared(interleaved(calls, rounds, "cpu"), FLOOR).items():
+            rows.append({"shape": shape, "method": name, "kept_bytes": kept[name], **row})
     return rows
 
 

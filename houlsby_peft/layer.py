@@ -112,7 +112,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module, and adapt its output `(batch, tokens, d)` or of another shape."""
-        self._tell_residual_users(args, kwargs)
+        self.tell_residual_users(args, kwargs)
         result = self.base_layer(*args, **kwargs)
         if self.disable_adapters:
             return result
@@ -210,7 +210,7 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Normalize hidden states `(..., d)` by the active adapter's norm, or the rows' norms."""
-        self._tell_residual_users(args, kwargs)
+        self.tell_residual_users(args, kwargs)
         if self.disable_adapters:
             return self.base_layer(*args, **kwargs)
         batch = batch_of(self.state.batches)

@@ -174,7 +174,7 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
             adapters.update(slots.numbers)
         return adapters
 
-    def _tell_residual_users(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def tell_residual_users(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Give what enters this module to the layers whose bottlenecks may read it."""
         for layer in self.residual_users:
             if not layer.disable_adapters:

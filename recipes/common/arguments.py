@@ -101,6 +101,12 @@ class EncoderArguments:
         help="Further scores of the validation split: names of evaluate's metrics on the Hub, "
         "or paths of scripts, such as f1 or my_metric.py. Their code is run.",
     )
+    cache_states: str | None = flag(
+        default=None,
+        help="With --kind ladder: keep the encoder's hidden states in this folder, so that later "
+        "epochs, and other tasks on the same texts, run without most of the encoder. Their "
+        "size is printed before.",
+    )
 
     def __post_init__(self) -> None:
         check_path("model_name", self.model_name)

@@ -52,6 +52,7 @@ from common.scores import (
     find_majority,
     score_classes,
 )
+from common.state_cache import cache_states
 from common.trainer import RecipeTrainer, without_times
 from houlsby_peft.checkpoints.downloads import find_packaged
 
@@ -316,6 +317,11 @@ def settle(command: Command, encoder: str | None) -> Command:
     if evaluated is not None:
         return command._replace(arguments=replace(arguments, evaluate=evaluated))
     method.check(adapter, training)
+    is_ladder = method.method == "houlsby" and adapter.kind == "ladder"
+    if arguments.cache_states is not None and not is_ladder:
+        raise RecipeError(
+            "--cache_states needs --kind ladder: other adapters change the encoder's hidden states."
+        )
     return command._replace(method=replace(method, base_dtype=find_dtype(command, encoder)))
 
 
@@ -343,6 +349,8 @@ def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> d
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     model, tokenizer = task.prepare(command)
     trainer = task.make_trainer(model, tokenizer, command.arguments.max_length, training)
+    if command.arguments.cache_states is not None:
+        cache_states(trainer, Path(command.arguments.cache_states))
     trainer.train(checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
 

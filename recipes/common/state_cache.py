@@ -1,0 +1,214 @@
+"""The hidden states of a frozen encoder, kept in a file from the first time that a text is read.
+
+A ladder leaves the encoder's hidden states as they are. So in later epochs, and for other tasks on
+the same texts, they come from the file, and of the encoder only the embeddings and the last layer
+run.
+"""
+
+import fcntl
+import hashlib
+import inspect
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedModel
+
+from common.edge import log
+from common.model import active_record
+from common.trainer import RecipeTrainer
+from houlsby_peft.record import unfold_places
+
+
+_DIGEST = 16  # bytes
+_HEADER = struct.Struct(f"<{_DIGEST}sI")  # of an entry: the text's digest, and its tokens
+
+
+def cache_states(trainer: RecipeTrainer, folder: Path) -> None:
+    """Let a trainer's encoder, beside which a ladder is trained, read each text once, and say how
+    much is kept.
+    """
+    cache = StateCache(trainer.model, folder)
+    splits = [trainer.train_dataset]
+    of_validation: Any = trainer.eval_dataset
+    splits += of_validation.values() if isinstance(of_validation, dict) else [of_validation]
+    tokens = 0
+    for split in splits:
+        if split is not None:
+            tokens += sum(map(len, split["input_ids"]))
+    size = tokens * cache.file.bytes_per_token
+    log(f"{folder}: the encoder's states of {tokens:,} tokens, at most {size / 1e9:.2f} GB")
+
+
+class StateFile:
+    """States of texts by a digest of their tokens. Several processes may add to the file.
+
+    Args:
+        path: The file, which is made if it is not there.
+        shape: Of the states of one token: `(layers, d)`.
+        dtype: Of the states.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.shape, self.dtype = shape, dtype
+        self.bytes_per_token = shape[0] * shape[1] * dtype.itemsize
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        # By digest: where the states begin, and their number of tokens.
+        self._entries: dict[bytes, tuple[int, int]] = {}
+        with self._locked():
+            self._read_entries()
+
+    def _read_entries(self) -> None:
+        """Find what the file has, and cut off an entry that a killed process has begun."""
+        position, size = 0, os.fstat(self._file).st_size
+        while header := os.pread(self._file, _HEADER.size, position):
+            start = end = position + len(header)
+            if len(header) == _HEADER.size:
+                digest, tokens = _HEADER.unpack(header)
+                end = start + tokens * self.bytes_per_token
+            if len(header) < _HEADER.size or end > size:
+                os.ftruncate(self._file, position)
+                break
+            self._entries[digest] = start, tokens
+            position = end
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._entries
+
+    def read(self, digest: bytes) -> torch.Tensor:
+        """Return the states of a text, `(tokens, layers, d)`."""
+        start, tokens = self._entries[digest]
+        content = bytearray(os.pread(self._file, tokens * self.bytes_per_token, start))
+        return torch.frombuffer(content, dtype=self.dtype).view(tokens, *self.shape)
+
+    def add(self, states: Mapping[bytes, torch.Tensor]) -> None:
+        """Add the states of texts that the file lacks, `(tokens, layers, d)` on the CPU."""
+        with self._locked():
+            position = os.lseek(self._file, 0, os.SEEK_END)
+            for digest, state in states.items():
+                content = state.contiguous().view(torch.uint8).numpy().tobytes()
+                entry = _HEADER.pack(digest, len(state)) + content
+                os.pwrite(self._file, entry, position)
+                self._entries[digest] = position + _HEADER.size, len(state)
+                position += len(entry)
+
+
+class StateCache:
+    """Runs a frozen encoder from its kept states, where all texts of a batch have some.
+
+    Args:
+        model: A model whose only adapter is a ladder.
+        folder: Folder of the files: one for each encoder.
+    """
+
+    def __init__(self, model: PeftModel, folder: Path) -> None:
+        whole = cast(PreTrainedModel, model.get_base_model())
+        encoder = whole.base_model
+        record = active_record(model)
+        assert record is not None, "the model has a ladder"
+        [place] = [place for place in unfold_places(record.places or ()) if place.is_ladder]
+        last = int(place.layer or 0)
+        # By the indices of layers: what tells a ladder the input of the layer.
+        self._readers = {
+            index: encoder.get_submodule(key) for index, key in place.rungs.items() if index < last
+        }
+        # The layers whose inputs are kept. The last one runs, and the embeddings give the first.
+        self._kept = [index for index in range(1, last + 1) if index in (*self._readers, last)]
+        self._parameters = inspect.signature(encoder.forward)
+        weight = next(encoder.parameters())
+        dtype = weight.dtype if weight.dtype.itemsize == 2 else torch.float16
+        name = f"{_digest_of_weights(encoder)}-{'_'.join(map(str, self._kept))}.states"
+        shape = len(self._kept), whole.config.hidden_size
+        self.file = StateFile(folder / name, shape, dtype)
+        # In a pass: the inputs of layers that stand for those below, or that are to be kept.
+        self._replayed: dict[int, torch.Tensor] | None = None
+        self._recorded: dict[int, torch.Tensor] = {}
+        self._digests: list[bytes] = []
+        self._mask = torch.zeros(0)
+        # Whether a layer returns a tuple; None until one has run.
+        self._is_tuple: bool | None = None
+        encoder.register_forward_pre_hook(self._begin, with_kwargs=True)
+        encoder.register_forward_hook(self._end)
+        for index in range(last):
+            layer: Any = encoder.get_submodule(f"{place.stack}.{index}")
+            layer.forward = partial(self._run_layer, index, layer.forward)
+
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find out which texts the encoder is called with, and whether their states are kept."""
+        inputs = self._parameters.bind(*args, **kwargs).arguments
+        ids: torch.Tensor = inputs["input_ids"].cpu()
+        mask: torch.Tensor | None = inputs.get("attention_mask")
+        self._mask = torch.ones_like(ids).bool() if mask is None else mask.cpu().bool()
+        types: torch.Tensor | None = inputs.get("token_type_ids")
+        tokens = torch.stack([ids, torch.zeros_like(ids) if types is None else types.cpu()], -1)
+        self._digests = []
+        for row, row_mask in zip(tokens, self._mask, strict=True):
+            content = row[row_mask].numpy().tobytes()
+            self._digests.append(hashlib.blake2b(content, digest_size=_DIGEST).digest())
+        self._recorded.clear()
+        self._replayed = None
+        is_known = all(digest in self.file for digest in self._digests)
+        if is_known and self._is_tuple is not None:
+            self._replayed = self._read(inputs["input_ids"].device)
+
+    def _read(self, device: torch.device) -> dict[int, torch.Tensor]:
+        """Return the kept inputs of the layers, `(rows, tokens, d)` each."""
+        states = torch.zeros(*self._mask.shape, *self.file.shape, dtype=self.file.dtype)
+        states[self._mask] = torch.cat([self.file.read(digest) for digest in self._digests])
+        by_layer = states.to(device).movedim(2, 0).contiguous()
+        return dict(zip(self._kept, by_layer, strict=True))
+
+    def _run_layer(
+        self, index: int, forward: Callable[..., Any], hidden: torch.Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        """Run a layer, or return what it returned before."""
+        if self._replayed is None:
+            output = forward(hidden, *args, **kw)
+            self._is_tuple = isinstance(output, tuple)
+            self._recorded[index + 1] = output[0] if self._is_tuple else output
+            return output
+        if index in self._readers:
+            reader: Any = self._readers[index]
+            reader.tell_residual_users((hidden,), {})
+        # Where nothing reads the next layer's input, this one's stands for it.
+        state = self._replayed.get(index + 1, hidden).to(hidden.dtype)
+        return (state,) if self._is_tuple else state
+
+    def _end(self, *_: Any) -> None:
+        """Keep the states of the texts that are new."""
+        if self._replayed is not None:
+            return
+        kept = [self._recorded[index].detach() for index in self._kept]
+        states = torch.stack(kept, 2).to(self.file.dtype).cpu()
+        new: dict[bytes, torch.Tensor] = {}
+        for digest, row, row_mask in zip(self._digests, states, self._mask, strict=True):
+            if digest not in self.file:
+                new[digest] = row[row_mask]
+        self.file.add(new)
+        self._recorded.clear()
+
+
+def _digest_of_weights(encoder: nn.Module) -> str:
+    """Return a digest of what is not trained."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, weight in encoder.named_parameters():
+        if not weight.requires_grad:
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
