@@ -31,7 +31,7 @@ import mixed
 from methods import FLOOR, FULL, LORA_ALL, METHODS, NO_NORMS, OURS, OURS_BF16
 from models import build, inputs
 from report import Rows, table
-from steps import PHASES, PRECISIONS
+from steps import PHASES, PRECISIONS, graphed_step
 from timing import compared, interleaved, keep_freed_memory, machine
 
 
@@ -206,12 +206,15 @@ def steps(
         torch.set_float32_matmul_precision("high")
     built = models(shape, precision.base, methods, device)
     given, rows = inputs(*cell, device), []
-    for phase, prepare in PHASES.items():
+    phases = dict(PHASES)
+    if device == "cuda":
+        phases["train, CUDA graph"] = graphed_step
+    for phase, prepare in phases.items():
         # In evaluation, the floor is the base model itself.
         chosen = (
-            built
-            if phase == "train"
-            else {FLOOR: built[FULL]} | {key: built[key] for key in list(built)[2:]}
+            {FLOOR: built[FULL]} | {key: built[key] for key in list(built)[2:]}
+            if phase == "eval"
+            else built
         )
         calls = {method: prepare(model, given, precision) for method, model in chosen.items()}
         found = compared(interleaved(calls, rounds, device, at_most), FLOOR)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +14,11 @@ from torch import nn
 
 from models import Method, build, flops, inputs, saved_bytes
 from timing import compared, interleaved
+
+
+sys.path.append(str(Path(__file__).parents[1] / "recipes"))
+
+from common.cuda_graphs import GraphedStep
 
 
 @dataclass(frozen=True)
@@ -38,21 +46,45 @@ PRECISIONS = {
 def training_step(
     model: nn.Module, given: dict[str, torch.Tensor], precision: Precision = PRECISIONS["float32"]
 ) -> Callable[[], None]:
-    """Return a full training step: zero the gradients, forward, backward, update."""
+    """Return a full training step: forward, backward, update, zero the gradients."""
+    return _with_update(model, partial(_run_passes(model, precision), given))
+
+
+def graphed_step(
+    model: nn.Module, given: dict[str, torch.Tensor], precision: Precision = PRECISIONS["float32"]
+) -> Callable[[], None]:
+    """Return a training step whose passes are a CUDA graph, as with the recipes' --cuda_graphs."""
+    passes = GraphedStep(_run_passes(model, precision), model.parameters())
+    return _with_update(model, partial(passes, given))
+
+
+def _run_passes(
+    model: nn.Module, precision: Precision
+) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+    """Return a function that runs the forward and the backward pass."""
+
+    def run(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        device = given["input_ids"].device.type
+        with torch.autocast(device, torch.bfloat16, enabled=precision.autocast):
+            loss: torch.Tensor = model(**given).loss
+        loss.backward()
+        return loss.detach()
+
+    return run
+
+
+def _with_update(model: nn.Module, passes: Callable[[], object]) -> Callable[[], None]:
+    """Return a step that runs both passes and updates the weights."""
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # The Trainer's default optimizer.
     optimizer = torch.optim.AdamW(trained, fused=True) if trained else None
-    device = given["input_ids"].device.type
 
     def step() -> None:
-        if optimizer:
-            optimizer.zero_grad()
-        with torch.autocast(device, torch.bfloat16, enabled=precision.autocast):
-            loss = model(**given).loss
-        loss.backward()
+        passes()
         if optimizer:
             optimizer.step()
+            optimizer.zero_grad()
 
     return step
 

@@ -410,6 +410,11 @@ class RecipeTrainingArguments(TrainingArguments):
         help="In each step, skip the adapters of the lowest layers, a random number of them, so "
         "that the trained adapter also works without them (AdapterDrop).",
     )
+    cuda_graphs: bool = flag(
+        default=False,
+        help="Start all operations of a training step at once, on one NVIDIA GPU. With short texts "
+        "in half precision, a step then takes a fraction of the time.",
+    )
     # Early stopping must go on counting after a crash.
     restore_callback_states_from_checkpoint: bool = flag(
         default=True, help="Also restore the state of the callbacks when resuming."
@@ -442,9 +447,19 @@ class RecipeTrainingArguments(TrainingArguments):
         warmup_steps, self.warmup_steps = self.warmup_steps, self.warmup_steps or 0.0
         super().__post_init__()
         self.warmup_steps = warmup_steps
+        if self.cuda_graphs:
+            self._check_cuda_graphs()
         if self.n_gpu > 1:
             # The Trainer would copy the model to all of them in every step, on threads.
             self._n_gpu = 1
+
+    def _check_cuda_graphs(self) -> None:
+        """Refuse what a graph would silently leave out."""
+        for name, value in (("gradient_accumulation_steps", 1), ("adapter_drop", False)):
+            if getattr(self, name) != value:
+                raise RecipeError(f"--cuda_graphs needs --{name} {value}.")
+        if self.device.type != "cuda" or self.world_size > 1:
+            raise RecipeError("--cuda_graphs needs one process and an NVIDIA GPU.")
 
     def choosing_by(self, scores: Sequence[str], output_dir: str) -> "RecipeTrainingArguments":
         """Return a copy for a folder, in which the first of a task's scores chooses the best epoch,

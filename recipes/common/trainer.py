@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +42,7 @@ from transformers.trainer_utils import (
 
 from common.arguments import RecipeTrainingArguments
 from common.checkpoints import seal, step_of
+from common.cuda_graphs import PADDED_TO, GraphedStep
 from common.edge import RecipeError, end_if_terminated, log
 from common.model import active_record
 from common.run import MOMENT, SAVED, flags_of
@@ -149,6 +151,9 @@ class RecipeTrainer(Trainer):
         # by the number of items in the batch. It does not, so the loss would be multiplied by the
         # processes and accumulated steps.
         self.model_accepts_loss_kwargs = False
+        self._graphed_step: GraphedStep | None = None
+        if self.args.cuda_graphs:
+            cast(Any, self.data_collator).pad_to_multiple_of = PADDED_TO
         self._clock = _Clock()
         self.add_callback(self._clock)
         if self.args.early_stopping_patience is not None:
@@ -210,7 +215,10 @@ class RecipeTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         end_if_terminated()
-        loss = super().training_step(model, inputs, *args, **kwargs)
+        if self.args.cuda_graphs:
+            loss = self._run_graph(model, inputs)
+        else:
+            loss = super().training_step(model, inputs, *args, **kwargs)
         if not torch.isfinite(loss):
             raise RecipeError(
                 f"The loss is {loss.item()} at step {self.state.global_step + 1}, with the "
@@ -218,6 +226,20 @@ class RecipeTrainer(Trainer):
                 f"{self.args.learning_rate:g}: the training has diverged. Lower --learning_rate."
             )
         return loss
+
+    def _run_graph(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """Do what Trainer.training_step does, with both passes as one CUDA graph."""
+        if self._graphed_step is None:
+            self._graphed_step = GraphedStep(partial(self._run_passes, model), model.parameters())
+        model.train()
+        return self._graphed_step(self._prepare_inputs(inputs))
+
+    def _run_passes(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """Run the forward and the backward pass, and return the loss."""
+        with self.compute_loss_context_manager():
+            loss = cast(torch.Tensor, self.compute_loss(model, inputs))
+        self.accelerator.backward(loss)
+        return loss.detach()
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Return whether an evaluation is the best so far; of equal scores, the one with the lower

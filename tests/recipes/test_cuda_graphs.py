@@ -1,0 +1,59 @@
+"""Training steps as CUDA graphs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from peft import get_peft_model
+
+from common.arguments import RecipeTrainingArguments
+from common.cuda_graphs import GraphedStep
+from common.edge import RecipeError
+from houlsby_peft import HoulsbyConfig
+from tiny_models import tiny_bert
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_are_those_without_graphs(dtype):
+    """Batches of two shapes take turns, each with other inputs than the captured one."""
+    base = tiny_bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = get_peft_model(base.to("cuda", dtype), HoulsbyConfig(r=8)).train()
+    expected_model = copy.deepcopy(model)
+
+    def run(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = model(**inputs).loss
+        loss.backward()
+        return loss.detach()
+
+    step = GraphedStep(lambda inputs: run(model, inputs), model.parameters())
+    optimizers = [torch.optim.AdamW(each.parameters(), 1e-2) for each in (model, expected_model)]
+    generator = torch.Generator().manual_seed(0)
+    for number in range(10):
+        tokens = (5, 9)[number % 2]
+        ids = torch.randint(1, 20, (3, tokens), generator=generator).cuda()
+        mask = torch.ones_like(ids)
+        mask[0, 3:] = 0
+        inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0] % 2}
+        loss, expected = step(inputs), run(expected_model, inputs)
+        torch.testing.assert_close(loss, expected, rtol=2e-2, atol=2e-2)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for weight, expected in zip(model.parameters(), expected_model.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=0.1, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"gradient_accumulation_steps": 2}, "needs --gradient_accumulation_steps 1"),
+        ({"adapter_drop": True}, "needs --adapter_drop False"),
+        ({"use_cpu": True}, "an NVIDIA GPU"),
+    ],
+)
+def test_what_a_graph_would_leave_out(tmp_path, flags, message):
+    with pytest.raises(RecipeError, match=message):
+        RecipeTrainingArguments(output_dir=str(tmp_path), cuda_graphs=True, **flags)
