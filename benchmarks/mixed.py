@@ -117,9 +117,10 @@ def with_slots(shape: str, number: int, dtype: torch.dtype, device: str = "cpu")
     slots, records = Slots(modules), state_of(model).records
     for task in range(number):
         weights = []
-        for stack in slots.stacks.values():
-            for name, weight in stack.module.named_parameters():
-                weights.append((stack, name, weight + 0.01 * torch.randn_like(weight)))
+        for layer, module in modules.items():
+            for name, weight in module.named_parameters():
+                changed = weight + 0.01 * torch.randn_like(weight)
+                weights.append((slots.stacks[layer], name, changed))
         slots.put(f"task_{task}", weights)
         records[f"task_{task}"] = records["of_modules"]
     return model

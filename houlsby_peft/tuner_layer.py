@@ -38,12 +38,14 @@ class ModelState:
         batches: The mixed batch that each thread runs through the model.
         records: What is recorded of each adapter of the model, by the adapter's name.
         heads: The model's task heads and other modules that adapters train as a whole.
+        slots: The adapters that are held for prediction alone, by form; see `batching/slots.py`.
     """
 
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
         self.records: dict[str, AdapterRecord] = {}
         self.heads: list[Any] = []
+        self.slots: list[Any] = []
 
 
 def state_of(model: nn.Module) -> ModelState:

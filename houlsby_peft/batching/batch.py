@@ -5,10 +5,11 @@ PEFT refuses `adapter_names` in training mode.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ class MixedBatch:
         # By the class of a layer, and the modules that the rows apply there. In one pass only the
         # last ones are kept, which the next place may share.
         self._groups: dict[type, dict[object, list[_Group]]] = {}
+        # If all rows are of adapters in the same slots: these, and the slot of each row.
+        self.all_in_slots: tuple[Slots, Choice] | None = None
         # By slots and names: the same at all places.
         self._in_slots: dict[tuple[Slots, tuple[str, ...]], tuple[Choice, _Selection]] = {}
         self._choices: dict[tuple[int, ...], Choice] = {}
@@ -64,19 +67,35 @@ class MixedBatch:
         if self.only_name is None:
             self.rows = finder.find(len(self.names), args, kwargs)
 
+    def find_slots(self, slots_of_model: Iterable[Slots]) -> None:
+        """Find out whether all rows are of adapters in the same slots, those of one together."""
+        distinct = set(self.names)
+        if len(list(groupby(self.names))) > len(distinct):
+            return
+        for slots in slots_of_model:
+            if distinct <= slots.numbers.keys():
+                self.all_in_slots = slots, Choice([slots.numbers[name] for name in self.names])
+
     def apply(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a layer, a head or a wrapper of PEFT's computes: each row by its own
         adapter.
         """
         inputs = first_tensor((*args, *kwargs.values()))
+        if self.all_in_slots is not None and inputs is not None:
+            slots, choice = self.all_in_slots
+            if layer in slots.stacks:
+                return self._run_slots(layer, slots.stacks[layer], choice, inputs, *args[1:])
         if self.only_name is not None:
             if inputs is None or not _is_held(layer, self.only_name):
                 return run_adapter(layer, self.only_name, args, kwargs)
-            names: tuple[str, ...] = (self.only_name,) * len(inputs)
+            names = (self.only_name,) * len(inputs)
         elif inputs is None or not has_any(layer, self.names):
             return run_adapter(layer, BASE, args, kwargs)
         else:
-            names = self._names_of_indices(layer, inputs)
+            times = self._times(layer, inputs)
+            names = self.names
+            if times > 1:
+                names = tuple(name for name in self.names for _ in range(times))
         self.is_changed = True
         if isinstance(layer, HoulsbyLayer):
             return self._run_bottlenecks(layer, names, *args)
@@ -85,15 +104,33 @@ class MixedBatch:
             return self._run_norms(layer, names, inputs)
         return self._run_each(layer, names, args, kwargs, inputs.device)
 
-    def _names_of_indices(self, layer: Any, inputs: torch.Tensor) -> tuple[str, ...]:
-        """Return the adapter of each index of the first dimension."""
+    def _run_slots(
+        self,
+        layer: Any,
+        stack: Stack,
+        choice: Choice,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Apply to each row the bottleneck or norm in its slot."""
+        self.is_changed = True
+        if self.only_name is None:
+            choice = choice.repeat(self._times(layer, hidden))
+        elif len(hidden) != len(self.names):
+            choice = Choice(choice.numbers[:1] * len(hidden))
+        if isinstance(layer, HoulsbyLayerNorm):
+            return stack.run_norm(hidden, choice)
+        read = hidden
+        if layer.skip is not None and stack.module.kind != "houlsby":
+            read = layer.skip.read(stack.module.kind, hidden, residual)
+        return stack.run_bottleneck(hidden, read, choice)
+
+    def _times(self, layer: Any, inputs: torch.Tensor) -> int:
+        """Return how many successive indices of the first dimension belong to each row."""
         if self.rows is None:
             _check_number(len(self.names), inputs)
-            return self.names
-        times = self.rows.times(layer, inputs)
-        if times == 1:
-            return self.names
-        return tuple(name for name in self.names for _ in range(times))
+            return 1
+        return self.rows.times(layer, inputs)
 
     def _run_each(
         self,
@@ -104,14 +141,14 @@ class MixedBatch:
         device: torch.device,
     ) -> Any:
         """Run a layer of any kind once per adapter."""
-        outputs, indices = [], []
+        outputs, rows_of_outputs = [], []
         for name, rows in _rows_by_name(names).items():
-            index = torch.tensor(rows, device=device)
+            index = _index(rows, device)
             selected_args, selected_kwargs = select_rows((args, kwargs), index, len(names))
             with self._only(name):
                 outputs.append(run_adapter(layer, name, selected_args, selected_kwargs))
-            indices.append(index)
-        return _join(layer, outputs, indices)
+            rows_of_outputs.append(rows)
+        return _join(layer, outputs, rows_of_outputs)
 
     @contextmanager
     def _only(self, name: str) -> Iterator[None]:
@@ -292,7 +329,21 @@ class _Group:
     rows: _Selection
 
 
-def _join(layer: nn.Module, outputs: Sequence[Any], indices: Sequence[torch.Tensor]) -> Any:
+def _index(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:
+    """Return what selects rows of a tensor: without a copy to a GPU, which waits for it, if they
+    are consecutive.
+    """
+    first, last = rows[0], rows[-1]
+    if last - first + 1 == len(rows):
+        return slice(first, last + 1)
+    return torch.tensor(rows, device=device)
+
+
+def _join(
+    layer: nn.Module,
+    outputs: Sequence[Any],
+    rows_of_outputs: Sequence[Sequence[int]],
+) -> Any:
     """Return one output with all rows, from outputs of the shapes `(rows of one adapter, ...)`.
 
     Heads with fewer outputs than the widest are filled up with -inf, which no softmax or argmax
@@ -300,26 +351,25 @@ def _join(layer: nn.Module, outputs: Sequence[Any], indices: Sequence[torch.Tens
     """
     first = outputs[0]
     if isinstance(first, tuple) and not any(isinstance(value, torch.Tensor) for value in first[1:]):
-        hidden = _join(layer, [output[0] for output in outputs], indices)
+        hidden = _join(layer, [output[0] for output in outputs], rows_of_outputs)
         return (hidden, *first[1:])
-    for output, index in zip(outputs, indices, strict=True):
-        if not isinstance(output, torch.Tensor) or output.shape[:1] != (len(index),):
+    for output, rows in zip(outputs, rows_of_outputs, strict=True):
+        if not isinstance(output, torch.Tensor) or output.shape[:1] != (len(rows),):
             module = getattr(layer, "original_module", layer)
             raise TypeError(
                 "In a mixed batch, a module must return one tensor with a row per example; "
                 f"{type(module).__name__} does not. Run the rows of each adapter separately."
             )
-    if first.dim() == 1:
-        return torch.cat(list(outputs))[torch.cat(list(indices)).argsort()]
-    rows, width, dtype = 0, 0, first.dtype
+    dtype, shape = first.dtype, [sum(map(len, outputs)), *first.shape[1:]]
     for output in outputs:
-        rows += len(output)
-        width = max(width, output.shape[-1])
         # The base model's head may be in another precision.
         dtype = torch.promote_types(dtype, output.dtype)
-    result = first.new_full((rows, *first.shape[1:-1], width), float("-inf"), dtype=dtype)
-    for output, index in zip(outputs, indices, strict=True):
-        result[index, ..., : output.shape[-1]] = output.to(dtype)
+        if output.dim() > 1:
+            shape[-1] = max(shape[-1], output.shape[-1])
+    result = first.new_full(shape, float("-inf"), dtype=dtype)
+    for output, rows in zip(outputs, rows_of_outputs, strict=True):
+        part = result[..., : output.shape[-1]] if output.dim() > 1 else result
+        part[_index(rows, output.device)] = output.to(dtype)
     return result
 
 
@@ -328,6 +378,7 @@ def run_mixed_batch(
     finder: RowFinder,
     names: Sequence[Any],
     adapters: Collection[str],
+    slots: Iterable[Slots],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Iterator[None]:
@@ -351,6 +402,7 @@ def run_mixed_batch(
             f"{', '.join(adapters)}; rows of the base model are named {BASE!r}."
         )
     batch = MixedBatch(names, fan_out)
+    batch.find_slots(slots)
     with finder.activate(batch), ExitStack() as stack:
         batch.find_rows(finder, args, kwargs)
         if fan_out is not None:

@@ -299,18 +299,20 @@ def has_any(layer: Any, names: Iterable[str]) -> bool:
     return not layer._get_available_adapters().isdisjoint(names)
 
 
-def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
+def select_rows(value: Any, index: torch.Tensor | slice, rows: int) -> Any:
     """Return the rows of an index, of every tensor with a row per example inside arguments.
 
     Args:
         value: Tensors of the shape `(rows, ...)` and others, in tuples, dicts and outputs.
-        index: Rows to select, of the shape `(selected,)`.
+        index: Rows to select, of the shape `(selected,)`, or consecutive ones.
         rows: The number of rows.
     """
     if isinstance(value, torch.Tensor):
-        if value.dim() and value.shape[0] == rows:
-            return value.index_select(0, index.to(value.device))
-        return value
+        if not value.dim() or value.shape[0] != rows:
+            return value
+        if isinstance(index, slice):
+            return value[index]
+        return value.index_select(0, index.to(value.device))
     if isinstance(value, tuple):
         return tuple(select_rows(item, index, rows) for item in value)
     if isinstance(value, dict):

@@ -9,12 +9,14 @@ slot behind.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from .stack import Stack
+from ..bottleneck import Bottleneck
+from .stack import Stack, stacking_key
 
 
 class Slots:
@@ -27,16 +29,23 @@ class Slots:
     """
 
     def __init__(self, modules: Mapping[Any, Any]) -> None:
+        # By the name of an adapter.
         self.numbers: dict[str, int] = {}
-        by_module = {module: Stack(module, {}) for module in modules.values()}
+        by_module: dict[Any, Stack] = {}
+        for module in modules.values():
+            if module not in by_module:
+                by_module[module] = Stack(copy.deepcopy(module).to("meta"), {})
         self._stacks = list(by_module.values())
         # By layer.
         self.stacks = {layer: by_module[module] for layer, module in modules.items()}
+        self._facts = {layer: _describe(module) for layer, module in modules.items()}
         for layer in modules:
             layer.slots.append(self)
+        self._of_model = next(iter(modules)).state.slots
+        self._of_model.append(self)
         weights = [weight for module in by_module for weight in module.parameters()]
         self._width = sum(weight.numel() for weight in weights)
-        self._rows = weights[0].detach().new_empty((0, self._width))
+        self.rows = weights[0].detach().new_empty((0, self._width))
         self._set_views()
 
     def _set_views(self) -> None:
@@ -44,18 +53,25 @@ class Slots:
         start = 0
         for stack in self._stacks:
             for name, weight in stack.module.named_parameters():
-                columns = self._rows[:, start : start + weight.numel()]
+                columns = self.rows[:, start : start + weight.numel()]
                 stack.weights[name] = columns.unflatten(1, weight.shape)
                 start += weight.numel()
+
+    def fits(self, modules: Mapping[Any, Any]) -> bool:
+        """Return whether an adapter with these modules can be held here, too."""
+        if self._facts != {layer: _describe(module) for layer, module in modules.items()}:
+            return False
+        shared = {(self.stacks[layer], module) for layer, module in modules.items()}
+        return len(shared) == len(self._stacks) == len(set(modules.values()))
 
     @torch.no_grad()
     def put(self, name: str, weights: Iterable[tuple[Stack, str, torch.Tensor]]) -> None:
         """Copy an adapter's weights into a slot: those of each stack by name."""
-        room = len(self._rows)
+        room = len(self.rows)
         if len(self.numbers) == room:
             self._resize(max(1, 2 * room))
         taken = set(self.numbers.values())
-        number = next(number for number in range(len(self._rows)) if number not in taken)
+        number = next(number for number in range(len(self.rows)) if number not in taken)
         for stack, weight_name, weight in weights:
             stack.weights[weight_name][number].copy_(weight)
         self.numbers[name] = number
@@ -63,20 +79,29 @@ class Slots:
     def drop(self, name: str) -> None:
         """Free an adapter's slot. Memory goes back when three of four slots are free."""
         is_held = self.numbers.pop(name, None) is not None
-        if is_held and 4 * len(self.numbers) <= len(self._rows):
+        if is_held and 4 * len(self.numbers) <= len(self.rows):
             self._resize(len(self.numbers))
 
     @torch.no_grad()
     def _resize(self, room: int) -> None:
         """Give the adapters as many slots, and new numbers."""
-        taken = torch.tensor([*self.numbers.values()], dtype=torch.long, device=self._rows.device)
-        rows = self._rows.new_empty((room, self._width))
-        torch.index_select(self._rows, 0, taken, out=rows[: len(taken)])
-        self._rows = rows
+        taken = torch.tensor([*self.numbers.values()], dtype=torch.long, device=self.rows.device)
+        rows = self.rows.new_empty((room, self._width))
+        torch.index_select(self.rows, 0, taken, out=rows[: len(taken)])
+        self.rows = rows
         self.numbers = {name: number for number, name in enumerate(self.numbers)}
         self._set_views()
 
     def close(self) -> None:
         """Take the slots off their layers."""
+        self._of_model.remove(self)
         for layer in self.stacks:
             layer.slots.remove(self)
+
+
+def _describe(module: Any) -> tuple[object, ...]:
+    """Return what the modules in one stack have in common."""
+    if isinstance(module, Bottleneck):
+        return stacking_key(module) or ()
+    weights = [(name, weight.shape, weight.dtype) for name, weight in module.named_parameters()]
+    return (type(module), module.eps, *weights)

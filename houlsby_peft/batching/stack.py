@@ -36,6 +36,12 @@ class Choice:
         self.numbers = tuple(numbers)
         self._indices: dict[torch.device, torch.Tensor] = {}
 
+    def repeat(self, times: int) -> Choice:
+        """Return the choice for so many indices in succession of each row."""
+        if times == 1:
+            return self
+        return Choice([number for number in self.numbers for _ in range(times)])
+
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
         """The adapters of consecutive rows, each with how many rows it has."""
@@ -63,6 +69,30 @@ class Choice:
         if device not in self._indices:
             self._indices[device] = torch.tensor(self.numbers, device=device)
         return self._indices[device]
+
+
+class ChoiceOfTensor(Choice):
+    """A choice that may be another one whenever it is used.
+
+    Args:
+        index: The numbers, `(rows,)`.
+    """
+
+    def __init__(self, index: torch.Tensor) -> None:
+        self._index = index
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        return find_runs(self._index.tolist())
+
+    def repeat(self, times: int) -> Choice:
+        return ChoiceOfTensor(self._index.repeat_interleave(times))
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        return values.index_select(0, self._index)
+
+    def index(self, device: torch.device) -> torch.Tensor:
+        return self._index
 
 
 class Stack:

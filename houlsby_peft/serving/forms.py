@@ -52,7 +52,9 @@ class Form:
                 names_of_layers[module] = module_name
             elif isinstance(module, HoulsbyHead) and name in module.modules_to_save:
                 self._heads[module_name] = module, module.modules_to_save[name]
-        self.slots = Slots(modules)
+        # Adapters that differ in their heads alone are of two forms, in the same slots.
+        fitting = [slots for slots in state_of(model).slots if slots.fits(modules)]
+        self.slots = fitting[0] if fitting else Slots(modules)
         for layer, stack in self.slots.stacks.items():
             for attribute in layer.adapter_layer_names:
                 if name in getattr(layer, attribute):  # not where the bottleneck is another one's
@@ -89,12 +91,6 @@ class Form:
             if name in wrapper.modules_to_save:
                 del wrapper.modules_to_save[name]
         state_of(self.model).records.pop(name, None)
-
-    def leave_modules(self, name: str) -> None:
-        """Take the first adapter of the form out of the model."""
-        self.model.delete_adapter(name)
-        for stack in self.slots.stacks.values():
-            stack.module.to("meta")
 
 
 def form_key(saved: SavedAdapter, weights: Mapping[str, torch.Tensor]) -> Hashable:

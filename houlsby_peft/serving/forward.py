@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding
 
-from .readers import Request, Row
+from .readers import Reader, Request, Row
 
 
 T = TypeVar("T")
@@ -103,22 +103,39 @@ def _forward(rows: Sequence[Row]) -> None:
     adapters: list[Any] = adapters_of_texts
     if len(texts) == len(rows):
         adapters = [row.reader.name for row in rows]
-    batch = _pad(texts, reader.tokenizer)
+        if reader.fills_up:
+            missing = _fill_up(len(rows)) - len(rows)
+            texts += texts[-1:] * missing
+            adapters += adapters[-1:] * missing
+    batch = _pad(texts, reader)
     outputs = reader.model(
         **{name: value.to(reader.model.device) for name, value in batch.items()},
         adapter_names=adapters,
     )
-    for number, row in enumerate(rows):
-        for name in reader.outputs:
-            row.outputs.append(_of_row(row, outputs[name][number].float().cpu()))
+    for name in reader.outputs:
+        # At once, as each copy from a GPU waits for it.
+        values = outputs[name].float().cpu()
+        for number, row in enumerate(rows):
+            row.outputs.append(_of_row(row, values[number]))
 
 
-def _pad(
-    texts: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, torch.Tensor]:
+def _fill_up(rows: int) -> int:
+    """Return the next one of a few sizes of a batch."""
+    if rows <= 8:
+        return 1 << (rows - 1).bit_length()
+    return -(-rows // 8) * 8
+
+
+def _pad(texts: list[dict[str, list[int]]], reader: Reader) -> dict[str, torch.Tensor]:
     """Return the inputs of texts as tensors `(texts, tokens)`."""
-    if len({len(text["input_ids"]) for text in texts}) > 1:
-        return dict(DataCollatorWithPadding(tokenizer)(texts))
+    lengths = {len(text["input_ids"]) for text in texts}
+    longest = max(lengths)
+    if reader.fills_up and reader.can_pad and "attention_mask" in texts[0]:
+        filled = -(-longest // 32) * 32
+        longest = max(longest, min(filled, reader.cut.get("max_length", filled)))
+    if lengths != {longest}:
+        collator = DataCollatorWithPadding(reader.tokenizer, "max_length", longest)
+        return dict(collator(texts))
     # There may be no pad token.
     batch = {}
     for name in texts[0]:

@@ -24,6 +24,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..batching.slots import Slots
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import TaskKind, task_kind_of_class
 from .forms import Form, can_hold, form_key
@@ -105,8 +106,8 @@ class BankTask:
 class HeldAdapter:
     """An adapter in memory.
 
-    `drop` lets it go. The first adapter of a model stays, because PEFT needs one, and its bytes do
-    not count.
+    `drop` lets it go. The first adapter of a model stays if it cannot be held in slots, because
+    PEFT needs one, and its bytes do not count.
     """
 
     reader: Reader
@@ -216,11 +217,7 @@ class HeldAdapters:
         first = self._first.get(head)
         form = self._forms.get(key)
         if form is not None and first is not None:
-            with _dropped_on_error(form, name):
-                predictor = load_held(
-                    saved, weights, form, first, name, self._tokenizers, self.token
-                )
-                reader = _make_reader(task, predictor, called)
+            reader = self._hold_in(form, task, saved, weights, first, name)
             return HeldAdapter(reader, nbytes, partial(self._drop, form, name))
         predictor = load_saved(
             saved,
@@ -237,13 +234,32 @@ class HeldAdapters:
         form = self._find_form(model, name, key, weights)
         if first is None:
             self._first[head] = predictor
-            return HeldAdapter(reader)
+            if form is None:
+                return HeldAdapter(reader)
+            # PEFT needs an adapter in the model. The task has a slot as all others have.
+            name = f"{name}_in_slots"
+            reader = self._hold_in(form, task, saved, weights, predictor, name)
+            return HeldAdapter(reader, nbytes, partial(self._drop, form, name))
         if form is None:
             return HeldAdapter(reader, nbytes, partial(model.delete_adapter, name))
-        form.leave_modules(name)
+        model.delete_adapter(name)
         with _dropped_on_error(form, name):
             form.hold(name, saved, weights)
         return HeldAdapter(reader, nbytes, partial(self._drop, form, name))
+
+    def _hold_in(
+        self,
+        form: Form,
+        task: BankTask,
+        saved: SavedAdapter,
+        weights: Mapping[str, torch.Tensor],
+        beside: Predictor,
+        name: str,
+    ) -> Reader:
+        """Hold an adapter in a slot of its form, and return what reads the inputs of its task."""
+        with _dropped_on_error(form, name):
+            predictor = load_held(saved, weights, form, beside, name, self._tokenizers, self.token)
+            return _make_reader(task, predictor, task.name or saved.name)
 
     def _find_form(
         self, model: PeftModel, name: str, key: Hashable, weights: Mapping[str, torch.Tensor]
@@ -254,17 +270,24 @@ class HeldAdapters:
             return None
         form = Form(model, name, key)
         if not form.fits(weights):
-            form.slots.close()
+            self._close_empty(form.slots)
             return None
         self._forms[key] = form
         return form
 
     def _drop(self, form: Form, name: str) -> None:
-        """Let go an adapter that is held in slots, and its form if it was the last one."""
+        """Let go an adapter that is held in slots."""
         form.drop(name)
-        if not form.slots.numbers:
-            form.slots.close()
-            del self._forms[form.key]
+        self._close_empty(form.slots)
+
+    def _close_empty(self, slots: Slots) -> None:
+        """Let go slots without an adapter, and the forms that have them."""
+        if slots.numbers:
+            return
+        slots.close()
+        for key, form in list(self._forms.items()):
+            if form.slots is slots:
+                del self._forms[key]
 
     def _base_model_for(self, kind: TaskKind) -> PreTrainedModel | str | None:
         """Return the base model that was given, unless it is a model with another kind of head."""

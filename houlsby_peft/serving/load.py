@@ -43,6 +43,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     other_base: Literal["refuse", "warn"] = "refuse",
+    compile: bool = False,
 ) -> Predictor:
     """Load a trained adapter with its base model, labels and tokenizer.
 
@@ -65,6 +66,7 @@ def load(
         dtype: Dtype of the base model. Default: as in its files.
         other_base: What to do if weights of the base model differ from those that the adapter was
             trained on: "refuse" the adapter, or "warn" and load it.
+        compile: Whether a GPU repeats the model's layers as CUDA graphs (see `Predictor`).
 
     Raises:
         AdapterError: The folder or repository does not contain a loadable Houlsby adapter, the
@@ -82,6 +84,7 @@ def load(
         device=device,
         dtype=dtype,
         other_base=other_base,
+        compile=compile,
     )
 
 
@@ -96,6 +99,7 @@ def load_saved(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     other_base: Literal["refuse", "warn"] = "refuse",
+    compile: bool = False,
 ) -> Predictor:
     """Load an opened adapter as `load` does. Predictors that never run at the same time may share
     tokenizers.
@@ -128,7 +132,7 @@ def load_saved(
     settings = base.config.get_text_config()
     if getattr(settings, "pad_token_id", None) is None:
         settings.pad_token_id = tokenizer.pad_token_id
-    return Predictor(adapted, name, task, tokenizer)
+    return Predictor(adapted, name, task, tokenizer, compile)
 
 
 def load_held(
@@ -145,7 +149,7 @@ def load_held(
     name_of_base = beside.base_model.name_or_path
     tokenizer = load_tokenizer(saved, beside.task, name_of_base, token, tokenizers)
     form.hold(adapter_name, saved, weights)
-    return Predictor(beside.model, adapter_name, beside.task, tokenizer)
+    return Predictor(beside.model, adapter_name, beside.task, tokenizer, beside.compile)
 
 
 def _check_head(saved: SavedAdapter, beside: Predictor) -> None:

@@ -102,6 +102,7 @@ class Reader(ABC):
         example: An input of one of these kinds.
         can_pad: Whether texts may be padded. Decoders, whose head is called `score`, classify a
             text by its last token other than the pad token in their configuration.
+        fills_up: Whether batches are filled up to one of a few sizes, as for graphs.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
@@ -109,6 +110,7 @@ class Reader(ABC):
     needs_spans: ClassVar[bool] = False
     kinds: ClassVar[dict[type, str]] = {str: "a text", tuple: "a pair of texts"}
     example: Input = "An example."
+    fills_up = False
 
     def __init__(
         self,

@@ -84,13 +84,16 @@ class TaskBank:
             the one that they name.
         max_bytes: Memory that the adapters' weights may take, in bytes. Beyond it, the least
             recently used ones are dropped. The adapters of one batch are always held together. The
-            first adapter that is loaded for each kind of head always stays, and is not counted.
-            On a GPU, up to twice as much is reserved, and more while the room doubles.
+            first adapter that is loaded for each kind of head is also in the model, as PEFT needs
+            one, which is not counted. On a GPU, up to twice as much is reserved, and more while the
+            room doubles.
         token: Access token for private repositories. Default: the one that `hf auth login` or
             HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.
         dtype: Dtype of the base model. Default: as in its files.
         other_base: As for `load`.
+        compile: Whether a GPU repeats the model's layers as CUDA graphs (see `Predictor`). One
+            graph serves all tasks whose adapters differ in the values of their weights alone.
     """
 
     def __init__(
@@ -103,13 +106,20 @@ class TaskBank:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         other_base: Literal["refuse", "warn"] = "refuse",
+        compile: bool = False,
     ) -> None:
         if isinstance(adapters, (str, os.PathLike)):
             adapters = read_adapters(adapters)
         # Replaced as a whole when tasks change, so that it can be read without a lock.
         self._tasks = {name: BankTask(name, source) for name, source in adapters.items()}
         self._held = HeldAdapters(
-            max_bytes, base_model, token=token, device=device, dtype=dtype, other_base=other_base
+            max_bytes,
+            base_model,
+            token=token,
+            device=device,
+            dtype=dtype,
+            other_base=other_base,
+            compile=compile,
         )
         self._refused: dict[str, _Refusal] = {}
         # Encoded questions, whose adapters stay in memory until they are answered.

@@ -1,0 +1,229 @@
+"""`Graphs`: the layers of a model as CUDA graphs, which a GPU repeats without the CPU starting each
+operation.
+
+A graph is recorded for each shape of the inputs. The slot of each row is one of the inputs, so that
+a graph serves all tasks whose adapters are in the same slots.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache, partial, update_wrapper
+from threading import get_ident
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from peft import PeftModel
+from peft.utils import AuxiliaryTrainingWrapper
+from torch import nn
+from transformers.utils.generic import ModelOutput
+
+from ..batching.batch import MixedBatch
+from ..batching.stack import ChoiceOfTensor
+from ..layer import HoulsbyLayer
+from ..tuner_layer import Batch, HoulsbyTunerLayer, batch_of, state_of
+
+
+# The least recently used graph gives way to a further one.
+_MOST_GRAPHS = 128
+# Inputs that a graph has been recorded with.
+_FIXED = (type(None), bool, int, float, str)
+_GRAPHS: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
+
+
+def use_graphs(model: PeftModel) -> None:
+    """Let batches run as graphs whose rows are all of one adapter or in the same slots."""
+    if model in _GRAPHS:
+        return
+    encoder = find_encoder(model)
+    if encoder is not None:
+        _GRAPHS[model] = Graphs(encoder, state_of(model).batches)
+
+
+def find_encoder(model: nn.Module) -> nn.Module | None:
+    """Return the module that calls the layers with adapters; None if it has heads as well."""
+    modules = dict(model.named_modules())
+    paths = []
+    for name, module in modules.items():
+        if isinstance(module, HoulsbyTunerLayer):
+            paths.append(name.split("."))
+    path = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        path.append(parts[0])
+    while isinstance(modules[".".join(path)], nn.ModuleList):
+        path.pop()
+    encoder = modules[".".join(path)]
+    has_heads = any(isinstance(module, AuxiliaryTrainingWrapper) for module in encoder.modules())
+    return None if has_heads else encoder
+
+
+class Graphs:
+    """Runs a module as graphs where they can be used, and as it is elsewhere.
+
+    Args:
+        module: The module, whose `forward` is replaced.
+        batches: The mixed batches of the model.
+    """
+
+    def __init__(self, module: nn.Module, batches: dict[int, Batch]) -> None:
+        self._module = module
+        self._compute = module.forward
+        self._batches = batches
+        self._graphs: OrderedDict[object, _Graph] = OrderedDict()
+        # A graph has its inputs in one place.
+        self._lock = threading.Lock()
+        module.forward = update_wrapper(partial(self.run), module.forward)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module computes."""
+        batch: Any = batch_of(self._batches)
+        weights = self._find_weights(batch)
+        kinds = [_kind(value) for value in (*args, *kwargs.values())]
+        if weights is None or None in kinds:
+            return self._compute(*args, **kwargs)
+        key = (id(weights), len(batch.names), len(args), *kwargs, *kinds)
+        with self._lock:
+            graph = self._graphs.pop(key, None)
+            if graph is None or not graph.reads(weights):
+                self._drop_dead()
+                graph = _Graph(self._compute_for, batch, args, kwargs, weights)
+            self._graphs[key] = graph
+            if len(self._graphs) > _MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+            return graph.run(batch, args, kwargs)
+
+    def _find_weights(self, batch: Any) -> torch.Tensor | None:
+        """Return a tensor that stands for the weights which a batch reads; None if it cannot run as
+        a graph.
+        """
+        if not isinstance(batch, MixedBatch) or batch.fan_out is not None:
+            return None
+        if not torch.is_inference_mode_enabled():
+            return None
+        if batch.all_in_slots is not None:
+            rows: torch.Tensor = batch.all_in_slots[0].rows
+            return rows
+        if batch.only_name is None:
+            return None
+        for layer in self._module.modules():
+            if isinstance(layer, HoulsbyLayer):
+                bottleneck = layer.bottleneck(batch.only_name)  # None for a ladder
+                if bottleneck is not None:
+                    return bottleneck.down_proj.weight  # type: ignore[no-any-return]
+        return None
+
+    def _compute_for(self, batch: MixedBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the module computes for a batch other than the one that runs."""
+        thread = get_ident()
+        running = self._batches[thread]
+        self._batches[thread] = batch
+        try:
+            return self._compute(*args, **kwargs)
+        finally:
+            self._batches[thread] = running
+
+    def _drop_dead(self) -> None:
+        """Drop the graphs whose weights are gone."""
+        for key, graph in list(self._graphs.items()):
+            if graph.weights() is None:
+                del self._graphs[key]
+
+
+class _Graph:
+    """What a module computes for inputs of one shape, to be repeated with others.
+
+    Args:
+        compute: Returns what the module computes for a batch, arguments and named arguments.
+        batch: The batch.
+        args, kwargs: Its inputs, which are copied.
+        weights: A tensor that stands for the weights which are read.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[..., Any],
+        batch: MixedBatch,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        weights: torch.Tensor,
+    ) -> None:
+        self.weights = ref(weights)
+        self._address = weights.data_ptr()
+        self._args = _map_tensors(torch.clone, args)
+        self._kwargs = _map_tensors(torch.clone, kwargs)
+        self._index: torch.Tensor | None = None
+        recorded = copy.copy(batch)
+        if batch.all_in_slots is not None:
+            slots, choice = batch.all_in_slots
+            self._index = torch.tensor(choice.numbers, device=weights.device)
+            recorded.all_in_slots = slots, ChoiceOfTensor(self._index)
+            recorded.only_name = None
+        self._replay = _record(partial(compute, recorded, self._args, self._kwargs), weights.device)
+
+    def reads(self, weights: torch.Tensor) -> bool:
+        """Return whether these weights are read, and are where they were."""
+        return self.weights() is weights and self._address == weights.data_ptr()
+
+    def run(self, batch: MixedBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what is computed for other inputs and rows."""
+        inputs = (*self._args, *self._kwargs.values())
+        for target, value in zip(inputs, (*args, *kwargs.values()), strict=True):
+            if isinstance(target, torch.Tensor):
+                target.copy_(value)
+        if self._index is not None and batch.all_in_slots is not None:
+            _, choice = batch.all_in_slots
+            self._index.copy_(torch.tensor(choice.numbers))
+        # The next batch overwrites what the graph has computed.
+        return _map_tensors(torch.clone, self._replay())
+
+
+def _record(compute: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """Return a function that repeats a computation on what its inputs hold by then."""
+    if device.type != "cuda":
+        return compute
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # what is done at the first call is not recorded
+            compute()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_pool(device), capture_error_mode="thread_local"):
+            output = compute()
+
+    def replay() -> Any:
+        graph.replay()
+        return output
+
+    return replay
+
+
+@cache
+def _pool(device: torch.device) -> Any:
+    """Return the memory that the graphs of a device share, as they run one after the other."""
+    return torch.cuda.graph_pool_handle()
+
+
+def _kind(value: Any) -> object:
+    """Return what a graph is recorded anew for; None for an input that no graph can have."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    return (type(value), value) if isinstance(value, _FIXED) else None
+
+
+def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return a copy of tuples, dicts and outputs, with a function of each tensor inside."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple):
+        return tuple(_map_tensors(function, item) for item in value)
+    if isinstance(value, dict):
+        mapped = {key: _map_tensors(function, item) for key, item in value.items()}
+        return type(value)(**mapped) if isinstance(value, ModelOutput) else mapped
+    return value
