@@ -16,6 +16,7 @@ from transformers import BertConfig, BertModel
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.batching.slots import Slots
+from houlsby_peft.serving.graphs import use_graphs
 from houlsby_peft.tuner_layer import state_of
 from methods import METHODS, OURS
 from models import SHAPES, Method
@@ -72,7 +73,7 @@ def by_number(
     at_most: float,
 ) -> Iterator[dict[str, Any]]:
     """Measure batches of 1 to many adapters in slots, each time other ones, interleaved with a
-    batch of one adapter.
+    batch of one adapter: plain, and as CUDA graphs.
 
     Args:
         cell: Shape, batch size and length.
@@ -87,12 +88,16 @@ def by_number(
     model = with_slots(shape, held, dtype, device)
     ids = torch.randint(0, 30522, (rows, length), device=device)
     one = partial(evaluate, model, ids, ["task_0"] * rows)
-    for number in numbers:
+    facts = {"shape": shape, "rows": rows, "tokens": length}
+    for way, number in itertools.product(("plain", "CUDA graphs"), numbers):
+        if way == "CUDA graphs":
+            use_graphs(model)
         firsts = range(0, held - number + 1, number)
         turns = itertools.cycle(spread(rows, number, first) for first in firsts)
         calls = {"one": one, "several": lambda turns=turns: evaluate(model, ids, next(turns))}
-        found = compared(interleaved(calls, rounds, device, at_most), "one")["several"]
-        yield {"shape": shape, "rows": rows, "tokens": length, "adapters": number, **found}
+        found = compared(interleaved(calls, rounds, device, at_most), "one")
+        one_s = found["one"]["median_s"]
+        yield {**facts, "way": way, "adapters": number, "one_s": one_s, **found["several"]}
 
 
 def spread(rows: int, number: int, first: int = 0) -> list[str]:
