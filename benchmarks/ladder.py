@@ -7,7 +7,6 @@ python benchmarks/ladder.py --parts steps --shape minilm
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,17 +15,13 @@ from tempfile import TemporaryDirectory
 import torch
 from peft import PeftModel
 
+from houlsby_peft import StateCache
 from methods import FLOOR, METHODS, OURS, houlsby
 from mixed import evaluate, with_adapters
 from models import SHAPES, build, inputs, saved_bytes
 from report import Rows
 from steps import training_step
 from timing import compared, interleaved, keep_freed_memory
-
-
-sys.path.append(str(Path(__file__).parents[1] / "recipes"))
-
-from common.state_cache import StateCache
 
 
 WIDTHS = (96, 192)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from houlsby_peft import GraphedStep
 from models import Method, build, flops, inputs, saved_bytes
 from timing import compared, interleaved
-
-
-sys.path.append(str(Path(__file__).parents[1] / "recipes"))
-
-from common.cuda_graphs import GraphedStep
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .adapterhub.convert import convert
     from .derive.adapter_drop import AdapterDrop
     from .export import export_onnx
+    from .graphed_step import GraphedStep
     from .hub.push import plan_push, push_to_hub
     from .placement.show import placement_map
     from .serving.held_adapters import TaskSource
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .serving.predictor import Predictor
     from .serving.results import AnswerPrediction, ClassPrediction, EntityPrediction
     from .serving.task_bank import TaskBank
+    from .state_cache import StateCache
 
 
 # Imported on first use (PEP 562), because most processes that train or apply an adapter do not need
@@ -47,7 +49,9 @@ _LAZY = {
     "AnswerPrediction": ".serving.results",
     "ClassPrediction": ".serving.results",
     "EntityPrediction": ".serving.results",
+    "GraphedStep": ".graphed_step",
     "Predictor": ".serving.predictor",
+    "StateCache": ".state_cache",
     "TaskBank": ".serving.task_bank",
     "TaskSource": ".serving.held_adapters",
     "export_onnx": ".export",
@@ -66,6 +70,7 @@ __all__ = [
     "Bottleneck",
     "ClassPrediction",
     "EntityPrediction",
+    "GraphedStep",
     "HoulsbyConfig",
     "HoulsbyLayer",
     "HoulsbyLayerNorm",
@@ -74,6 +79,7 @@ __all__ = [
     "Ladder",
     "Place",
     "Predictor",
+    "StateCache",
     "TaskBank",
     "TaskSource",
     "TwoLayerHead",

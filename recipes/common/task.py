@@ -52,7 +52,6 @@ from common.scores import (
     find_majority,
     score_classes,
 )
-from common.state_cache import cache_states
 from common.trainer import RecipeTrainer, without_times
 from houlsby_peft.checkpoints.downloads import find_packaged
 
@@ -350,7 +349,7 @@ def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> d
     model, tokenizer = task.prepare(command)
     trainer = task.make_trainer(model, tokenizer, command.arguments.max_length, training)
     if command.arguments.cache_states is not None:
-        cache_states(trainer, Path(command.arguments.cache_states))
+        trainer.cache_states(command.arguments.cache_states)
     trainer.train(checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
 

@@ -42,15 +42,16 @@ from transformers.trainer_utils import (
 
 from common.arguments import RecipeTrainingArguments
 from common.checkpoints import seal, step_of
-from common.cuda_graphs import PADDED_TO, GraphedStep
 from common.edge import RecipeError, end_if_terminated, log
 from common.model import active_record
 from common.run import MOMENT, SAVED, flags_of
 from common.scores import format_scores
-from houlsby_peft import AdapterDrop, AdapterRecord
+from houlsby_peft import AdapterDrop, AdapterRecord, GraphedStep, StateCache
 
 
 TRAIN_SECONDS = "train_seconds"
+# With CUDA graphs, the tokens of a batch are a multiple of it, so that there are few shapes.
+_PADDED_TO = 32
 _SECONDS = 60  # from one line about the loss to the next, where there is no bar
 _TIMES = ("runtime", "_per_second", "model_preparation_time")
 
@@ -153,7 +154,7 @@ class RecipeTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self._graphed_step: GraphedStep | None = None
         if self.args.cuda_graphs:
-            cast(Any, self.data_collator).pad_to_multiple_of = PADDED_TO
+            cast(Any, self.data_collator).pad_to_multiple_of = _PADDED_TO
         self._clock = _Clock()
         self.add_callback(self._clock)
         if self.args.early_stopping_patience is not None:
@@ -177,6 +178,21 @@ class RecipeTrainer(Trainer):
         if self.args.eval_strategy != "no" and not self.kept:
             self.evaluate()
         return output
+
+    def cache_states(self, folder: str) -> None:
+        """Let the encoder, beside which a ladder is trained, read each text once, and say how much
+        is kept.
+        """
+        cache = StateCache(self.model, folder)
+        splits: list[Any] = [self.train_dataset]
+        validation: Any = self.eval_dataset
+        splits += validation.values() if isinstance(validation, dict) else [validation]
+        tokens = 0
+        for split in splits:
+            if split is not None:
+                tokens += sum(map(len, split["input_ids"]))
+        size = tokens * cache.bytes_per_token / 1e9
+        log(f"{folder}: the encoder's states of {tokens:,} tokens, at most {size:.2f} GB")
 
     @property
     def kept(self) -> dict[str, float]:

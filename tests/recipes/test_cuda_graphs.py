@@ -9,9 +9,8 @@ import torch
 from peft import get_peft_model
 
 from common.arguments import RecipeTrainingArguments
-from common.cuda_graphs import GraphedStep
 from common.edge import RecipeError
-from houlsby_peft import HoulsbyConfig
+from houlsby_peft import GraphedStep, HoulsbyConfig
 from tiny_models import tiny_bert
 
 

@@ -8,7 +8,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 import glue
 from common.edge import RecipeError
-from common.state_cache import StateFile
+from houlsby_peft.state_cache import StateFile
 from recipe_runs import results_of, run
 
 

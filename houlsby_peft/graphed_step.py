@@ -1,9 +1,11 @@
-"""Training steps as CUDA graphs.
+"""`GraphedStep`: training steps as CUDA graphs.
 
 A step of an encoder consists of hundreds of operations, which Python starts one after the other. On
 a fast GPU, with short texts, this takes several times as long as the operations. A CUDA graph
 starts all of them at once.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,8 +15,6 @@ import torch
 from torch import nn
 
 
-# Batches are padded to a multiple of this many tokens, so that there are few shapes.
-PADDED_TO = 32
 Inputs = dict[str, torch.Tensor]
 
 

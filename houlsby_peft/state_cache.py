@@ -5,6 +5,8 @@ the same texts, they come from the file, and of the encoder only the embeddings 
 run.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import inspect
@@ -21,30 +23,12 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
-from common.edge import log
-from common.model import active_record
-from common.trainer import RecipeTrainer
-from houlsby_peft.record import unfold_places
+from .errors import AdapterError
+from .record import Place, unfold_places
 
 
 _DIGEST = 16  # bytes
 _HEADER = struct.Struct(f"<{_DIGEST}sI")  # of an entry: the text's digest, and its tokens
-
-
-def cache_states(trainer: RecipeTrainer, folder: Path) -> None:
-    """Let a trainer's encoder, beside which a ladder is trained, read each text once, and say how
-    much is kept.
-    """
-    cache = StateCache(trainer.model, folder)
-    splits = [trainer.train_dataset]
-    of_validation: Any = trainer.eval_dataset
-    splits += of_validation.values() if isinstance(of_validation, dict) else [of_validation]
-    tokens = 0
-    for split in splits:
-        if split is not None:
-            tokens += sum(map(len, split["input_ids"]))
-    size = tokens * cache.file.bytes_per_token
-    log(f"{folder}: the encoder's states of {tokens:,} tokens, at most {size / 1e9:.2f} GB")
 
 
 class StateFile:
@@ -113,16 +97,21 @@ class StateCache:
     """Runs a frozen encoder from its kept states, where all texts of a batch have some.
 
     Args:
-        model: A model whose only adapter is a ladder.
+        model: A model whose only adapter is a ladder, to be trained in one process. Its encoder
+            reads token numbers, not embeddings.
         folder: Folder of the files: one for each encoder.
+
+    Attributes:
+        bytes_per_token: What is kept for a token.
+
+    Raises:
+        AdapterError: The model has another adapter.
     """
 
-    def __init__(self, model: PeftModel, folder: Path) -> None:
+    def __init__(self, model: PeftModel, folder: str | os.PathLike[str]) -> None:
         whole = cast(PreTrainedModel, model.get_base_model())
         encoder = whole.base_model
-        record = active_record(model)
-        assert record is not None, "the model has a ladder"
-        [place] = [place for place in unfold_places(record.places or ()) if place.is_ladder]
+        place = _find_ladder(model)
         last = int(place.layer or 0)
         # By the indices of layers: what tells a ladder the input of the layer.
         self._readers = {
@@ -135,7 +124,8 @@ class StateCache:
         dtype = weight.dtype if weight.dtype.itemsize == 2 else torch.float16
         name = f"{_digest_of_weights(encoder)}-{'_'.join(map(str, self._kept))}.states"
         shape = len(self._kept), whole.config.hidden_size
-        self.file = StateFile(folder / name, shape, dtype)
+        self.file = StateFile(Path(folder) / name, shape, dtype)
+        self.bytes_per_token = self.file.bytes_per_token
         # In a pass: the inputs of layers that stand for those below, or that are to be kept.
         self._replayed: dict[int, torch.Tensor] | None = None
         self._recorded: dict[int, torch.Tensor] = {}
@@ -202,6 +192,18 @@ class StateCache:
                 new[digest] = row[row_mask]
         self.file.add(new)
         self._recorded.clear()
+
+
+def _find_ladder(model: PeftModel) -> Place:
+    """Return the place of a model's ladder, by names inside the encoder."""
+    tuner: Any = model.base_model
+    record = tuner.records[model.active_adapter]
+    places = [place for place in unfold_places(record.places or ()) if place.is_ladder]
+    if len(model.peft_config) > 1 or not places:
+        raise AdapterError(
+            "The only adapter of the model must be a ladder: others change the hidden states."
+        )
+    return places[0]
 
 
 def _digest_of_weights(encoder: nn.Module) -> str:
