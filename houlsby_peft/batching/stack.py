@@ -62,12 +62,19 @@ class Choice:
         return values.index_select(0, self.index(values.device))
 
     def index(self, device: torch.device) -> torch.Tensor:
-        """Return the numbers as a tensor.
+        """Return the numbers as a tensor, which all places share.
 
-        Copying one to a GPU waits for all of its work, so all places share it.
+        Copying one to a GPU waits for all of its work, and cannot be recorded in a CUDA graph.
         """
         if device not in self._indices:
-            self._indices[device] = torch.tensor(self.numbers, device=device)
+            count, first = len(self.numbers), self.numbers[0]
+            if self.numbers == tuple(range(count)):
+                index = torch.arange(count, device=device)
+            elif len(self.runs) == 1:
+                index = torch.full((count,), first, device=device)
+            else:
+                index = torch.tensor(self.numbers, device=device)
+            self._indices[device] = index
         return self._indices[device]
 
 

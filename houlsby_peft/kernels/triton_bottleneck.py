@@ -20,10 +20,10 @@ from .launch import Kernel
 
 
 # The sizes of the tiles are fixed, so that nothing is tried out at the first call. A tile of
-# weights has at most 4,096 numbers, for which any GPU has room.
+# weights has at most 8,192 numbers, for which any GPU has room.
 _ROWS = 32
-_COLUMNS = 64
-_TILE = 4096
+_COLUMNS = 128
+_TILE = 8192
 MOST_R = 256
 _DTYPES: dict[torch.dtype, Any] = {
     torch.float32: tl.float32,

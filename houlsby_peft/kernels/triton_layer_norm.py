@@ -1,12 +1,11 @@
 """A layer norm on a GPU as one Triton kernel, and its backward pass as another.
 
-A program computes vectors as a whole, in float32.
+A program computes whole vectors, in float32.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -73,37 +72,49 @@ def _backward(
     grad_weights,
     number,
     width,
+    VECTORS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     program = tl.program_id(0)
     columns = tl.arange(0, COLUMNS)
-    mask = columns < width
-    factor = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    grad_weight = tl.zeros((COLUMNS,), tl.float32)
-    grad_bias = tl.zeros((COLUMNS,), tl.float32)
-    for vector in range(program, number, tl.num_programs(0)):
-        start = vector * tl.cast(width, tl.int64)
-        values = tl.load(hidden + start + columns, mask=mask, other=0.0).to(tl.float32)
-        above = tl.load(grad + start + columns, mask=mask, other=0.0).to(tl.float32)
-        scale = tl.load(rstd + vector)
-        normalized = (values - tl.load(mean + vector)) * scale
+    is_column = columns < width
+    factor = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    grad_weight = tl.zeros((VECTORS, COLUMNS), tl.float32)
+    grad_bias = tl.zeros((VECTORS, COLUMNS), tl.float32)
+    for start in range(program * VECTORS, number, tl.num_programs(0) * VECTORS):
+        vectors = (start + tl.arange(0, VECTORS)).to(tl.int64)
+        is_vector = vectors < number
+        mask = is_vector[:, None] & is_column[None, :]
+        offsets = vectors[:, None] * width + columns[None, :]
+        values = tl.load(hidden + offsets, mask=mask, other=0.0).to(tl.float32)
+        above = tl.load(grad + offsets, mask=mask, other=0.0).to(tl.float32)
+        center = tl.load(mean + vectors, mask=is_vector, other=0.0)[:, None]
+        scale = tl.load(rstd + vectors, mask=is_vector, other=0.0)[:, None]
+        normalized = (values - center) * scale
         through = above * factor
-        along = tl.sum(through * normalized) / width
-        below = (through - tl.sum(through) / width - normalized * along) * scale
-        target = grad_hidden + start + columns
-        tl.store(target, below.to(grad_hidden.dtype.element_ty), mask=mask)
+        along = tl.sum(through * normalized, 1)[:, None] / width
+        below = (through - tl.sum(through, 1)[:, None] / width - normalized * along) * scale
+        tl.store(grad_hidden + offsets, below.to(grad_hidden.dtype.element_ty), mask=mask)
         grad_weight += above * normalized
         grad_bias += above
     target = grad_weights + program * 2 * width + columns
-    tl.store(target, grad_weight, mask=mask)
-    tl.store(target + width, grad_bias, mask=mask)
+    tl.store(target, tl.sum(grad_weight, 0), mask=is_column)
+    tl.store(target + width, tl.sum(grad_bias, 0), mask=is_column)
 
 
 @cache
-def _kernel(function: Any, width: int, *flags: bool) -> Kernel:
-    """Return a kernel for vectors of a width."""
+def _forward_kernel(width: int, has_slots: bool, has_bias: bool) -> Kernel:
+    """Return the kernel for vectors of a width, with 32 numbers for each thread."""
     columns = triton.next_power_of_2(width)
-    return Kernel(function, (*flags, columns), warps=min(16, max(1, columns // 256)))
+    return Kernel(_forward, (has_slots, has_bias, columns), warps=max(1, columns // 1024))
+
+
+@cache
+def _backward_kernel(width: int) -> Kernel:
+    """Return the kernel for vectors of a width, with 16 numbers for each thread."""
+    columns = triton.next_power_of_2(width)
+    vectors = max(1, 4096 // columns)
+    return Kernel(_backward, (vectors, columns), warps=max(1, vectors * columns // 512))
 
 
 def run(
@@ -113,7 +124,7 @@ def run(
     width, result = hidden.shape[-1], torch.empty_like(hidden)
     mean = hidden.new_empty((*hidden.shape[:-1], 1), dtype=torch.float32)
     rstd = torch.empty_like(mean)
-    _kernel(_forward, width, False, bias is not None).start(
+    _forward_kernel(width, False, bias is not None).start(
         (mean.numel(), 1, 1),
         (hidden, weight, bias, result, mean, rstd, None),
         (0, 0, 1, width, eps),
@@ -132,7 +143,7 @@ def run_rows(
     width, result = hidden.shape[-1], torch.empty_like(hidden)
     vectors = hidden.numel() // width
     bias_stride = 0 if bias is None else bias.stride(0)
-    _kernel(_forward, width, True, bias is not None).start(
+    _forward_kernel(width, True, bias is not None).start(
         (vectors, 1, 1),
         (hidden, weight, bias, result, None, None, slots),
         (weight.stride(0), bias_stride, vectors // len(hidden), width, eps),
@@ -149,10 +160,12 @@ def run_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what `compute_backward` in `layer_norm.py` does."""
     width, number = hidden.shape[-1], mean.numel()
-    programs = min(number, _PROGRAMS)
+    kernel = _backward_kernel(width)
+    vectors, _ = kernel.constants
+    programs = min(-(-number // vectors), _PROGRAMS)
     grad_hidden = torch.empty_like(hidden)
     grad_weights = mean.new_empty((programs, 2, width))
-    _kernel(_backward, width).start(
+    kernel.start(
         (programs, 1, 1),
         (grad, hidden, mean, rstd, weight, grad_hidden, grad_weights),
         (number, width),

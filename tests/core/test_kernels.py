@@ -125,9 +125,9 @@ def test_the_kernels_of_norms_compile_for_an_h100_without_one(width):
     pytest.importorskip("triton", reason="Triton is for Linux")
     from houlsby_peft.kernels import triton_layer_norm as kernels
 
-    compile_for_an_h100(kernels._kernel(kernels._forward, width, True, True), ["mean", "rstd"])
-    compile_for_an_h100(kernels._kernel(kernels._forward, width, False, False), ["slots", "bias"])
-    compile_for_an_h100(kernels._kernel(kernels._backward, width))
+    compile_for_an_h100(kernels._forward_kernel(width, True, True), ["mean", "rstd"])
+    compile_for_an_h100(kernels._forward_kernel(width, False, False), ["slots", "bias"])
+    compile_for_an_h100(kernels._backward_kernel(width))
 
 
 # In half precision, relative to the norm of what float64 gives.
