@@ -322,6 +322,9 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     )
     serve.add_argument("--gpus", type=float, default=0, help="GPUs that predict (default: 0)")
     serve.add_argument(
+        "--compile", action="store_true", help="repeat the model's layers on a GPU as CUDA graphs"
+    )
+    serve.add_argument(
         "--ray", action="store_true", help="predict in replicas, which Ray starts and restarts"
     )
     serve.add_argument(
@@ -655,6 +658,7 @@ def _serve(options: argparse.Namespace) -> None:
         batch_size=options.batch_size,
         cpus=cpus,
         gpus=options.gpus,
+        compile=options.compile,
         max_queued=options.max_queued,
         max_rows=options.max_rows,
         max_characters=options.max_characters,

@@ -110,7 +110,11 @@ class BankEngine:
         self._options = options
         device = "cuda" if options.gpus else None
         self._bank = TaskBank(
-            {}, base_model=options.base_model, max_bytes=options.max_bytes, device=device
+            {},
+            base_model=options.base_model,
+            max_bytes=options.max_bytes,
+            device=device,
+            compile=options.compile,
         )
         self._schedule = Schedule(self._bank, options.batch_size)
         self._arrived: queue.SimpleQueue[Job] = queue.SimpleQueue()

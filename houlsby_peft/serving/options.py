@@ -17,6 +17,7 @@ class ServiceOptions:
         watch: Seconds between two looks at the folder or list of adapters. 0: it is read once.
         cpus: CPU cores, and threads, of the process that predicts.
         gpus: GPUs of this process: 0, 1 or, with Ray, a part of one.
+        compile: Whether a GPU repeats the model's layers as CUDA graphs (see `TaskBank`).
         max_queued: Requests that may wait. Further ones get the status 503.
         max_rows: Rows of a request, counted once per task. More get the status 413.
         max_characters: Characters of the texts of a request. More get the status 413.
@@ -35,6 +36,7 @@ class ServiceOptions:
     watch: float = 5.0
     cpus: int = 1
     gpus: float = 0
+    compile: bool = False
     max_queued: int = 512
     max_rows: int = 1024
     max_characters: int = 200_000
