@@ -438,7 +438,7 @@ class HoulsbyModel(BaseTuner):
         # Those that a bank holds in slots have a record alone.
         adapters = {**self._own_adapters, **self.records}
         with (
-            run_mixed_batch(self._row_finder, names, adapters, self._state.slots, args, kwargs),
+            run_mixed_batch(self._row_finder, names, adapters, args, kwargs),
             self._use_labels(kwargs),
         ):
             yield

@@ -5,11 +5,10 @@ PEFT refuses `adapter_names` in training mode.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
 from .fan_out import FanOut
 from .rows import RowFinder, Rows, first_tensor, has_any, run_adapter, select_rows
 from .slots import Slots
-from .stack import Choice, Stack, multiplies_last, stacking_key
+from .stack import Choice, ChoiceOfTensor, Stack, multiplies_last, stacking_key
 
 
 class MixedBatch:
@@ -47,8 +46,9 @@ class MixedBatch:
         # By the class of a layer, and the modules that the rows apply there. In one pass only the
         # last ones are kept, which the next place may share.
         self._groups: dict[type, dict[object, list[_Group]]] = {}
-        # If all rows are of adapters in the same slots: these, and the slot of each row.
-        self.all_in_slots: tuple[Slots, Choice] | None = None
+        # In a CUDA graph, all rows are of adapters in the same slots: these, and each row's number,
+        # which changes from batch to batch.
+        self.recorded: tuple[Slots, torch.Tensor] | None = None
         # By slots and names: the same at all places.
         self._in_slots: dict[tuple[Slots, tuple[str, ...]], tuple[Choice, _Selection]] = {}
         self._choices: dict[tuple[int, ...], Choice] = {}
@@ -67,35 +67,19 @@ class MixedBatch:
         if self.only_name is None:
             self.rows = finder.find(len(self.names), args, kwargs)
 
-    def find_slots(self, slots_of_model: Iterable[Slots]) -> None:
-        """Find out whether all rows are of adapters in the same slots, those of one together."""
-        distinct = set(self.names)
-        if len(list(groupby(self.names))) > len(distinct):
-            return
-        for slots in slots_of_model:
-            if distinct <= slots.numbers.keys():
-                self.all_in_slots = slots, Choice([slots.numbers[name] for name in self.names])
-
     def apply(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a layer, a head or a wrapper of PEFT's computes: each row by its own
         adapter.
         """
         inputs = first_tensor((*args, *kwargs.values()))
-        if self.all_in_slots is not None and inputs is not None:
-            slots, choice = self.all_in_slots
-            if layer in slots.stacks:
-                return self._run_slots(layer, slots.stacks[layer], choice, inputs, *args[1:])
         if self.only_name is not None:
             if inputs is None or not _is_held(layer, self.only_name):
                 return run_adapter(layer, self.only_name, args, kwargs)
-            names = (self.only_name,) * len(inputs)
+            names: tuple[str, ...] = (self.only_name,) * len(inputs)
         elif inputs is None or not has_any(layer, self.names):
             return run_adapter(layer, BASE, args, kwargs)
         else:
-            times = self._times(layer, inputs)
-            names = self.names
-            if times > 1:
-                names = tuple(name for name in self.names for _ in range(times))
+            names = self._names_of_indices(layer, inputs)
         self.is_changed = True
         if isinstance(layer, HoulsbyLayer):
             return self._run_bottlenecks(layer, names, *args)
@@ -104,33 +88,15 @@ class MixedBatch:
             return self._run_norms(layer, names, inputs)
         return self._run_each(layer, names, args, kwargs, inputs.device)
 
-    def _run_slots(
-        self,
-        layer: Any,
-        stack: Stack,
-        choice: Choice,
-        hidden: torch.Tensor,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Apply to each row the bottleneck or norm in its slot."""
-        self.is_changed = True
-        if self.only_name is None:
-            choice = choice.repeat(self._times(layer, hidden))
-        elif len(hidden) != len(self.names):
-            choice = Choice(choice.numbers[:1] * len(hidden))
-        if isinstance(layer, HoulsbyLayerNorm):
-            return stack.run_norm(hidden, choice)
-        read = hidden
-        if layer.skip is not None and stack.module.kind != "houlsby":
-            read = layer.skip.read(stack.module.kind, hidden, residual)
-        return stack.run_bottleneck(hidden, read, choice)
-
-    def _times(self, layer: Any, inputs: torch.Tensor) -> int:
-        """Return how many successive indices of the first dimension belong to each row."""
+    def _names_of_indices(self, layer: Any, inputs: torch.Tensor) -> tuple[str, ...]:
+        """Return the adapter of each index of the first dimension."""
         if self.rows is None:
             _check_number(len(self.names), inputs)
-            return 1
-        return self.rows.times(layer, inputs)
+            return self.names
+        times = self.rows.times(layer, inputs)
+        if times == 1:
+            return self.names
+        return tuple(name for name in self.names for _ in range(times))
 
     def _run_each(
         self,
@@ -213,15 +179,18 @@ class MixedBatch:
         rows_in_slots = 0
         for slots in layer.slots:
             choice, rows = self._choose_in(slots, names)
-            if choice.numbers:
+            if len(choice):
                 groups.append(_Group(names[0], slots.stacks[layer], choice, rows))
-                rows_in_slots += len(choice.numbers)
+                rows_in_slots += len(choice)
         if rows_in_slots < len(names):
             groups += self._groups_of_modules(layer, names)
         return groups
 
     def _choose_in(self, slots: Slots, names: tuple[str, ...]) -> tuple[Choice, _Selection]:
         """Return the slot of each row that has one."""
+        if self.recorded is not None and self.recorded[0] is slots:
+            _, index = self.recorded
+            return ChoiceOfTensor(index.repeat_interleave(len(names) // len(index))), _ALL
         key = (slots, names)
         if key not in self._in_slots:
             self._in_slots[key] = self._choose(slots.numbers, names)
@@ -316,6 +285,9 @@ class _Selection:
         return hidden.index_copy(0, self.rows.index(hidden.device), changed)
 
 
+_ALL = _Selection(None)
+
+
 @dataclass(frozen=True)
 class _Group:
     """Adapters of one place that are computed at once."""
@@ -368,7 +340,9 @@ def _join(
             shape[-1] = max(shape[-1], output.shape[-1])
     result = first.new_full(shape, float("-inf"), dtype=dtype)
     for output, rows in zip(outputs, rows_of_outputs, strict=True):
-        part = result[..., : output.shape[-1]] if output.dim() > 1 else result
+        part = result
+        if output.dim() > 1:
+            part = result[..., : output.shape[-1]]
         part[_index(rows, output.device)] = output.to(dtype)
     return result
 
@@ -378,7 +352,6 @@ def run_mixed_batch(
     finder: RowFinder,
     names: Sequence[Any],
     adapters: Collection[str],
-    slots: Iterable[Slots],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Iterator[None]:
@@ -402,7 +375,6 @@ def run_mixed_batch(
             f"{', '.join(adapters)}; rows of the base model are named {BASE!r}."
         )
     batch = MixedBatch(names, fan_out)
-    batch.find_slots(slots)
     with finder.activate(batch), ExitStack() as stack:
         batch.find_rows(finder, args, kwargs)
         if fan_out is not None:

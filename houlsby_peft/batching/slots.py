@@ -38,7 +38,7 @@ class Slots:
         self._stacks = list(by_module.values())
         # By layer.
         self.stacks = {layer: by_module[module] for layer, module in modules.items()}
-        self._facts = {layer: _describe(module) for layer, module in modules.items()}
+        self._facts = _describe(modules)
         for layer in modules:
             layer.slots.append(self)
         self._of_model = next(iter(modules)).state.slots
@@ -59,7 +59,7 @@ class Slots:
 
     def fits(self, modules: Mapping[Any, Any]) -> bool:
         """Return whether an adapter with these modules can be held here, too."""
-        if self._facts != {layer: _describe(module) for layer, module in modules.items()}:
+        if self._facts != _describe(modules):
             return False
         shared = {(self.stacks[layer], module) for layer, module in modules.items()}
         return len(shared) == len(self._stacks) == len(set(modules.values()))
@@ -99,9 +99,20 @@ class Slots:
             layer.slots.remove(self)
 
 
-def _describe(module: Any) -> tuple[object, ...]:
-    """Return what the modules in one stack have in common."""
-    if isinstance(module, Bottleneck):
-        return stacking_key(module) or ()
-    weights = [(name, weight.shape, weight.dtype) for name, weight in module.named_parameters()]
-    return (type(module), module.eps, *weights)
+def slots_for(modules: Mapping[Any, Any], slots_of_model: Iterable[Slots]) -> Slots:
+    """Return the slots that an adapter with these modules fits into, or new ones."""
+    for slots in slots_of_model:
+        if slots.fits(modules):
+            return slots
+    return Slots(modules)
+
+
+def _describe(modules: Mapping[Any, Any]) -> dict[Any, tuple[object, ...]]:
+    """Return by layer what the modules in its stack have in common."""
+    facts: dict[Any, tuple[object, ...]] = {}
+    for layer, module in modules.items():
+        if isinstance(module, Bottleneck):
+            facts[layer] = stacking_key(module) or ()
+        else:
+            facts[layer] = (type(module), module.eps, module.weight.shape, module.weight.dtype)
+    return facts

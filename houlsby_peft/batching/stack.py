@@ -36,11 +36,8 @@ class Choice:
         self.numbers = tuple(numbers)
         self._indices: dict[torch.device, torch.Tensor] = {}
 
-    def repeat(self, times: int) -> Choice:
-        """Return the choice for so many indices in succession of each row."""
-        if times == 1:
-            return self
-        return Choice([number for number in self.numbers for _ in range(times)])
+    def __len__(self) -> int:
+        return len(self.numbers)
 
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
@@ -67,11 +64,11 @@ class Choice:
         Copying one to a GPU waits for all of its work, and cannot be recorded in a CUDA graph.
         """
         if device not in self._indices:
-            count, first = len(self.numbers), self.numbers[0]
+            count = len(self.numbers)
             if self.numbers == tuple(range(count)):
                 index = torch.arange(count, device=device)
             elif len(self.runs) == 1:
-                index = torch.full((count,), first, device=device)
+                index = torch.full((count,), self.numbers[0], device=device)
             else:
                 index = torch.tensor(self.numbers, device=device)
             self._indices[device] = index
@@ -92,8 +89,8 @@ class ChoiceOfTensor(Choice):
     def runs(self) -> list[tuple[int, int]]:
         return find_runs(self._index.tolist())
 
-    def repeat(self, times: int) -> Choice:
-        return ChoiceOfTensor(self._index.repeat_interleave(times))
+    def __len__(self) -> int:
+        return len(self._index)
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
         return values.index_select(0, self._index)
@@ -208,9 +205,11 @@ class Stack:
         if isinstance(self.module, nn.LayerNorm) and self._needs_no_gradient(hidden):
             if hidden.device.type == "cpu":
                 return self._run_norm_in_turn(hidden, choice)
-            stacked = [self._stacked(name) for name in self.weights]
+            weight, bias = self._stacked("weight"), None
+            if "bias" in self.weights:
+                bias = self._stacked("bias")
             index = choice.index(hidden.device)
-            return layer_norm.run_rows(hidden, stacked, index, self.module.eps)
+            return layer_norm.run_rows(hidden, weight, bias, index, self.module.eps)
         shape = (len(hidden), *[1] * (hidden.dim() - 2), hidden.shape[-1])
         weights = {}
         for name in self.weights:

@@ -6,7 +6,6 @@ Everything is computed in the dtype of the weights, and only the result is round
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -39,19 +38,22 @@ def run(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def run_rows(
-    hidden: torch.Tensor, weights: Sequence[torch.Tensor], slots: torch.Tensor, eps: float
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    slots: torch.Tensor,
+    eps: float,
 ) -> torch.Tensor:
     """Normalize each row by the norm in its slot.
 
     Args:
         hidden: Hidden states `(rows, ..., d)`, contiguous; the result has their dtype.
-        weights: Weights and biases of all slots, `(slots, d)` each; a norm may have no bias.
+        weight, bias: Those of all slots, `(slots, d)` each.
         slots: The slot of each row, `(rows,)`.
         eps: What is added to the variance.
     """
-    weight, *bias = weights
     result: torch.Tensor = torch.ops.houlsby_peft.layer_norm_of_rows.default(
-        hidden, weight, bias[0] if bias else None, slots, eps
+        hidden, weight, bias, slots, eps
     )
     return result
 

@@ -16,7 +16,7 @@ from peft import PeftModel
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
-from ..batching.slots import Slots
+from ..batching.slots import slots_for
 from ..batching.stack import Stack, multiplies_last, stacking_key
 from ..checkpoints.saved import SavedAdapter
 from ..heads.head import HoulsbyHead
@@ -53,8 +53,7 @@ class Form:
             elif isinstance(module, HoulsbyHead) and name in module.modules_to_save:
                 self._heads[module_name] = module, module.modules_to_save[name]
         # Adapters that differ in their heads alone are of two forms, in the same slots.
-        fitting = [slots for slots in state_of(model).slots if slots.fits(modules)]
-        self.slots = fitting[0] if fitting else Slots(modules)
+        self.slots = slots_for(modules, state_of(model).slots)
         for layer, stack in self.slots.stacks.items():
             for attribute in layer.adapter_layer_names:
                 if name in getattr(layer, attribute):  # not where the bottleneck is another one's

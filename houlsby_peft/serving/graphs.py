@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial, update_wrapper
 from threading import get_ident
 from typing import Any
@@ -23,9 +23,9 @@ from torch import nn
 from transformers.utils.generic import ModelOutput
 
 from ..batching.batch import MixedBatch
-from ..batching.stack import ChoiceOfTensor
+from ..batching.slots import Slots
 from ..layer import HoulsbyLayer
-from ..tuner_layer import Batch, HoulsbyTunerLayer, batch_of, state_of
+from ..tuner_layer import HoulsbyTunerLayer, ModelState, batch_of, state_of
 
 
 # The least recently used graph gives way to a further one.
@@ -41,7 +41,7 @@ def use_graphs(model: PeftModel) -> None:
         return
     encoder = find_encoder(model)
     if encoder is not None:
-        _GRAPHS[model] = Graphs(encoder, state_of(model).batches)
+        _GRAPHS[model] = Graphs(encoder, state_of(model))
 
 
 def find_encoder(model: nn.Module) -> nn.Module | None:
@@ -68,13 +68,13 @@ class Graphs:
 
     Args:
         module: The module, whose `forward` is replaced.
-        batches: The mixed batches of the model.
+        state: What all layers of the model share.
     """
 
-    def __init__(self, module: nn.Module, batches: dict[int, Batch]) -> None:
+    def __init__(self, module: nn.Module, state: ModelState) -> None:
         self._module = module
         self._compute = module.forward
-        self._batches = batches
+        self._state = state
         self._graphs: OrderedDict[object, _Graph] = OrderedDict()
         # A graph has its inputs in one place.
         self._lock = threading.Lock()
@@ -82,33 +82,37 @@ class Graphs:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module computes."""
-        batch: Any = batch_of(self._batches)
-        weights = self._find_weights(batch)
+        batch: Any = batch_of(self._state.batches)
         kinds = [_kind(value) for value in (*args, *kwargs.values())]
-        if weights is None or None in kinds:
+        if not torch.is_inference_mode_enabled() or None in kinds:
+            return self._compute(*args, **kwargs)
+        if not isinstance(batch, MixedBatch) or batch.fan_out is not None:
+            return self._compute(*args, **kwargs)
+        slots = self._find_slots(batch.names)
+        weights = self._find_weights(batch) if slots is None else slots.rows
+        if weights is None:
             return self._compute(*args, **kwargs)
         key = (id(weights), len(batch.names), len(args), *kwargs, *kinds)
         with self._lock:
             graph = self._graphs.pop(key, None)
             if graph is None or not graph.reads(weights):
                 self._drop_dead()
-                graph = _Graph(self._compute_for, batch, args, kwargs, weights)
+                graph = _Graph(self._compute_for, batch, slots, args, kwargs, weights)
             self._graphs[key] = graph
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
-            return graph.run(batch, args, kwargs)
+            return graph.run(batch.names, args, kwargs)
 
-    def _find_weights(self, batch: Any) -> torch.Tensor | None:
-        """Return a tensor that stands for the weights which a batch reads; None if it cannot run as
-        a graph.
-        """
-        if not isinstance(batch, MixedBatch) or batch.fan_out is not None:
-            return None
-        if not torch.is_inference_mode_enabled():
-            return None
-        if batch.all_in_slots is not None:
-            rows: torch.Tensor = batch.all_in_slots[0].rows
-            return rows
+    def _find_slots(self, names: Collection[str]) -> Slots | None:
+        """Return the slots that hold the adapters of all rows."""
+        distinct = set(names)
+        for slots in self._state.slots:
+            if distinct <= slots.numbers.keys():
+                return slots  # type: ignore[no-any-return]
+        return None
+
+    def _find_weights(self, batch: MixedBatch) -> torch.Tensor | None:
+        """Return a weight of the adapter that all rows have, if it has a bottleneck."""
         if batch.only_name is None:
             return None
         for layer in self._module.modules():
@@ -121,12 +125,12 @@ class Graphs:
     def _compute_for(self, batch: MixedBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module computes for a batch other than the one that runs."""
         thread = get_ident()
-        running = self._batches[thread]
-        self._batches[thread] = batch
+        running = self._state.batches[thread]
+        self._state.batches[thread] = batch
         try:
             return self._compute(*args, **kwargs)
         finally:
-            self._batches[thread] = running
+            self._state.batches[thread] = running
 
     def _drop_dead(self) -> None:
         """Drop the graphs whose weights are gone."""
@@ -141,7 +145,8 @@ class _Graph:
     Args:
         compute: Returns what the module computes for a batch, arguments and named arguments.
         batch: The batch.
-        args, kwargs: Its inputs, which are copied.
+        slots: What holds the adapters of all rows; None if they have one adapter, with modules.
+        args, kwargs: The inputs, which are copied.
         weights: A tensor that stands for the weights which are read.
     """
 
@@ -149,6 +154,7 @@ class _Graph:
         self,
         compute: Callable[..., Any],
         batch: MixedBatch,
+        slots: Slots | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         weights: torch.Tensor,
@@ -157,12 +163,12 @@ class _Graph:
         self._address = weights.data_ptr()
         self._args = _map_tensors(torch.clone, args)
         self._kwargs = _map_tensors(torch.clone, kwargs)
-        self._index: torch.Tensor | None = None
+        self._slots = slots
+        # The slot of each row.
+        self._index = torch.zeros(len(batch.names), dtype=torch.long, device=weights.device)
         recorded = copy.copy(batch)
-        if batch.all_in_slots is not None:
-            slots, choice = batch.all_in_slots
-            self._index = torch.tensor(choice.numbers, device=weights.device)
-            recorded.all_in_slots = slots, ChoiceOfTensor(self._index)
+        if slots is not None:
+            recorded.recorded = slots, self._index
             recorded.only_name = None
         self._replay = _record(partial(compute, recorded, self._args, self._kwargs), weights.device)
 
@@ -170,15 +176,14 @@ class _Graph:
         """Return whether these weights are read, and are where they were."""
         return self.weights() is weights and self._address == weights.data_ptr()
 
-    def run(self, batch: MixedBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what is computed for other inputs and rows."""
+    def run(self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what is computed for other inputs and adapters of the rows."""
         inputs = (*self._args, *self._kwargs.values())
         for target, value in zip(inputs, (*args, *kwargs.values()), strict=True):
             if isinstance(target, torch.Tensor):
                 target.copy_(value)
-        if self._index is not None and batch.all_in_slots is not None:
-            _, choice = batch.all_in_slots
-            self._index.copy_(torch.tensor(choice.numbers))
+        if self._slots is not None:
+            self._index.copy_(torch.tensor([self._slots.numbers[name] for name in names]))
         # The next batch overwrites what the graph has computed.
         return _map_tensors(torch.clone, self._replay())
 

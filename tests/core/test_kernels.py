@@ -218,7 +218,7 @@ def test_norms_of_rows_on_a_gpu(dtype):
         weight, bias = torch.randn(6, 2 * shape[-1]).cuda().split(shape[-1], 1)
         hidden, slots = torch.randn(shape, dtype=dtype), [5, 0, 0, 2, 4][: shape[0]]
         index = torch.tensor(slots).cuda()
-        computed = layer_norm.run_rows(hidden.cuda(), [weight, bias], index, 1e-5)
+        computed = layer_norm.run_rows(hidden.cuda(), weight, bias, index, 1e-5)
         for row, slot, value in zip(hidden.double(), slots, computed.cpu(), strict=True):
             weights = (weight[slot].cpu().double(), bias[slot].cpu().double())
             expected = nn.functional.layer_norm(row, shape[-1:], *weights)
