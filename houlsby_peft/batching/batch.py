@@ -190,6 +190,8 @@ class MixedBatch:
         """Return the slot of each row that has one."""
         if self.recorded is not None and self.recorded[0] is slots:
             _, index = self.recorded
+            if self.only_name is not None:  # wherever the rows are
+                return ChoiceOfTensor(index[:1].repeat(len(names))), _ALL
             return ChoiceOfTensor(index.repeat_interleave(len(names) // len(index))), _ALL
         key = (slots, names)
         if key not in self._in_slots:

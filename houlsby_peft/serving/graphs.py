@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial, update_wrapper
 from threading import get_ident
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from peft import PeftModel
@@ -32,16 +32,17 @@ from ..tuner_layer import HoulsbyTunerLayer, ModelState, batch_of, state_of
 _MOST_GRAPHS = 128
 # Inputs that a graph has been recorded with.
 _FIXED = (type(None), bool, int, float, str)
-_GRAPHS: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
+# Graphs share their memory, also those of several models, and one is recorded at a time.
+_LOCK = threading.Lock()
 
 
 def use_graphs(model: PeftModel) -> None:
     """Let batches run as graphs whose rows are all of one adapter or in the same slots."""
-    if model in _GRAPHS:
+    if "graphs" in vars(model):  # a copy of the model has a copy of them
         return
     encoder = find_encoder(model)
     if encoder is not None:
-        _GRAPHS[model] = Graphs(encoder, state_of(model))
+        vars(model)["graphs"] = Graphs(encoder, state_of(model))
 
 
 def find_encoder(model: nn.Module) -> nn.Module | None:
@@ -51,14 +52,14 @@ def find_encoder(model: nn.Module) -> nn.Module | None:
     for name, module in modules.items():
         if isinstance(module, HoulsbyTunerLayer):
             paths.append(name.split("."))
-    path = []
+    path = ""
     for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
+        longer = f"{path}.{parts[0]}".lstrip(".")
+        # All layers, as those of later adapters may read what enters a layer.
+        if len(set(parts)) > 1 or isinstance(modules[longer], nn.ModuleList):
             break
-        path.append(parts[0])
-    while isinstance(modules[".".join(path)], nn.ModuleList):
-        path.pop()
-    encoder = modules[".".join(path)]
+        path = longer
+    encoder = modules[path]
     has_heads = any(isinstance(module, AuxiliaryTrainingWrapper) for module in encoder.modules())
     return None if has_heads else encoder
 
@@ -76,24 +77,27 @@ class Graphs:
         self._compute = module.forward
         self._state = state
         self._graphs: OrderedDict[object, _Graph] = OrderedDict()
-        # A graph has its inputs in one place.
-        self._lock = threading.Lock()
         module.forward = update_wrapper(partial(self.run), module.forward)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the graphs to this model: a copy records its own."""
+        return {**vars(self), "_graphs": OrderedDict()}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module computes."""
         batch: Any = batch_of(self._state.batches)
         kinds = [_kind(value) for value in (*args, *kwargs.values())]
-        if not torch.is_inference_mode_enabled() or None in kinds:
+        if not torch.is_inference_mode_enabled() or None in kinds or self._is_observed(kwargs):
             return self._compute(*args, **kwargs)
         if not isinstance(batch, MixedBatch) or batch.fan_out is not None:
             return self._compute(*args, **kwargs)
         slots = self._find_slots(batch.names)
-        weights = self._find_weights(batch) if slots is None else slots.rows
-        if weights is None:
+        weights = self._find_weights(batch, slots)
+        if weights is None or torch.is_autocast_enabled(weights.device.type):
             return self._compute(*args, **kwargs)
-        key = (id(weights), len(batch.names), len(args), *kwargs, *kinds)
-        with self._lock:
+        is_one = batch.only_name is not None
+        key = (id(weights), len(batch.names), is_one, len(args), *kwargs, *kinds)
+        with _LOCK:
             graph = self._graphs.pop(key, None)
             if graph is None or not graph.reads(weights):
                 self._drop_dead()
@@ -103,6 +107,14 @@ class Graphs:
                 self._graphs.popitem(last=False)
             return graph.run(batch.names, args, kwargs)
 
+    def _is_observed(self, kwargs: dict[str, Any]) -> bool:
+        """Return whether transformers collects what the layers compute, as their hooks tell it."""
+        settings = getattr(self._module, "config", None)
+        for name in ("output_hidden_states", "output_attentions"):
+            if kwargs.get(name) or getattr(settings, name, False):
+                return True
+        return False
+
     def _find_slots(self, names: Collection[str]) -> Slots | None:
         """Return the slots that hold the adapters of all rows."""
         distinct = set(names)
@@ -111,16 +123,23 @@ class Graphs:
                 return slots  # type: ignore[no-any-return]
         return None
 
-    def _find_weights(self, batch: MixedBatch) -> torch.Tensor | None:
-        """Return a weight of the adapter that all rows have, if it has a bottleneck."""
+    def _find_weights(self, batch: MixedBatch, slots: Slots | None) -> torch.Tensor | None:
+        """Return a tensor that stands for the weights of all rows; None if there is none, or if
+        adapters are disabled somewhere.
+        """
+        if slots is not None:
+            return None if any(layer.disable_adapters for layer in slots.stacks) else slots.rows
         if batch.only_name is None:
             return None
+        weights = None
         for layer in self._module.modules():
-            if isinstance(layer, HoulsbyLayer):
+            if isinstance(layer, HoulsbyTunerLayer) and layer.disable_adapters:
+                return None
+            if weights is None and isinstance(layer, HoulsbyLayer):
                 bottleneck = layer.bottleneck(batch.only_name)  # None for a ladder
                 if bottleneck is not None:
-                    return bottleneck.down_proj.weight  # type: ignore[no-any-return]
-        return None
+                    weights = bottleneck.down_proj.weight
+        return weights
 
     def _compute_for(self, batch: MixedBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module computes for a batch other than the one that runs."""
@@ -169,7 +188,6 @@ class _Graph:
         recorded = copy.copy(batch)
         if slots is not None:
             recorded.recorded = slots, self._index
-            recorded.only_name = None
         self._replay = _record(partial(compute, recorded, self._args, self._kwargs), weights.device)
 
     def reads(self, weights: torch.Tensor) -> bool:
@@ -231,4 +249,4 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
     if isinstance(value, dict):
         mapped = {key: _map_tensors(function, item) for key, item in value.items()}
         return type(value)(**mapped) if isinstance(value, ModelOutput) else mapped
-    return value
+    return value if isinstance(value, _FIXED) else copy.deepcopy(value)  # such as a cache

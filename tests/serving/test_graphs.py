@@ -5,13 +5,20 @@ On a CPU, a graph is the computation itself on the graph's own inputs.
 
 from __future__ import annotations
 
+import copy
+import threading
+import time
+
 import pytest
 import torch
 from peft import get_peft_model
 from transformers import AutoModelForSequenceClassification
 
-from houlsby_peft import HoulsbyConfig, TaskBank, load
+from architecture_cases import CASES
+from houlsby_peft import HoulsbyConfig, TaskBank, ablate, load
+from houlsby_peft.batching.slots import Slots
 from houlsby_peft.serving import graphs
+from houlsby_peft.tuner_layer import HoulsbyTunerLayer
 from hub_models import WORDS
 from tiny_models import perturb
 
@@ -31,6 +38,18 @@ def recorded(monkeypatch):
 
     monkeypatch.setattr(graphs, "_record", counted)
     return devices
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    """A graph runs twice when it is recorded, and never Python's code again, as on a GPU."""
+
+    def record(compute, device):
+        compute()
+        output = compute()
+        return lambda: output
+
+    monkeypatch.setattr(graphs, "_record", record)
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +136,119 @@ def test_what_cannot_be_recorded_runs_as_it_is(folders, recorded, tmp_path_facto
     requests = [("other", WORDS[0]), ("task 1", WORDS[1])]
     assert seen(bank.predict(requests)) == near(plain.predict(requests))
     assert not recorded
+
+
+def test_what_a_graph_would_leave_out(folders, frozen):
+    """Disabled adapters, what transformers collects by hooks, and autocast."""
+    plain, predictor = (load(folders["task 3"], compile=flag) for flag in (False, True))
+    inputs = predictor.tokenizer(WORDS[:2], padding=True, return_tensors="pt")
+
+    def same(**options):
+        outputs = []
+        for each in (plain, predictor):
+            encoder = each.base_model.bert
+            with (
+                torch.inference_mode(),
+                each.model.base_model._enable_peft_forward_hooks(
+                    **inputs, adapter_names=[each.name] * 2
+                ),
+            ):
+                outputs.append(encoder(**inputs, **options))
+        states, expected_states = (output.hidden_states or () for output in outputs)
+        assert len(states) == len(expected_states)
+        return torch.equal(outputs[0].last_hidden_state, outputs[1].last_hidden_state)
+
+    assert same()
+    with ablate(plain.model, [0]), ablate(predictor.model, [0]):
+        assert same()
+    with plain.model.disable_adapter(), predictor.model.disable_adapter():
+        assert same()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same()
+    assert same(output_hidden_states=True)
+    assert same(output_hidden_states=True)
+
+
+def test_a_later_adapter_reads_more_than_the_first_one(folders, frozen, tmp_path, base):
+    """The residual input of a sub-layer, of which the first adapter has the end alone."""
+    narrow = {"layers_to_transform": [1], "positions": ["feed_forward"], "train_layer_norm": False}
+    for name, options in (("narrow", narrow), ("pfeiffer", {"kind": "pfeiffer"})):
+        model = AutoModelForSequenceClassification.from_pretrained(base)
+        model = get_peft_model(model, HoulsbyConfig(task_type="SEQ_CLS", r=4, **options))
+        perturb(model)
+        model.save_pretrained(tmp_path / name)
+    plain, bank = (TaskBank(tmp_path, compile=flag) for flag in (False, True))
+    for task in ("narrow", "pfeiffer"):
+        requests = [(task, text) for text in WORDS[:2]]
+        assert seen(bank.predict(requests)) == near(plain.predict(requests))
+
+
+def model_of(case):
+    """A model of an architecture with the adapter "a", and "b" in a slot."""
+    model = get_peft_model(CASES[case].model(), HoulsbyConfig(r=4), adapter_name="a")
+    perturb(model)
+    model.eval()
+    modules = {}
+    for layer in model.modules():
+        if isinstance(layer, HoulsbyTunerLayer):
+            modules[layer] = layer.norm("a") if hasattr(layer, "norm") else layer.bottleneck("a")
+    slots, weights = Slots(modules), []
+    for layer, module in modules.items():
+        for name, weight in module.named_parameters():
+            weights.append((slots.stacks[layer], name, weight * 2))
+    slots.put("b", weights)
+    layer.state.records["b"] = layer.state.records["a"]
+    return model
+
+
+@torch.inference_mode()
+def test_rows_of_one_task_may_be_anywhere(frozen):
+    """OPT has the tokens of all rows in one dimension."""
+    model, inputs = model_of("opt"), CASES["opt"].batch(4)
+    expected = model(**inputs, adapter_names=["b"] * 4)[0]
+    graphs.use_graphs(model)
+    for _ in range(2):
+        torch.testing.assert_close(model(**inputs, adapter_names=["b"] * 4)[0], expected)
+
+
+@torch.inference_mode()
+def test_a_cache_is_not_the_next_one(frozen):
+    model, inputs = model_of("gpt2"), CASES["gpt2"].batch(2)
+    graphs.use_graphs(model)
+    lengths = []
+    for _ in range(2):
+        past = model(**inputs, adapter_names=["b"] * 2).past_key_values
+        lengths.append(past.get_seq_length())
+        model(inputs["input_ids"][:, :1], past_key_values=past, adapter_names=["b"] * 2)
+    assert lengths[0] == lengths[1]
+
+
+def test_a_copy_of_a_model_records_its_own(folders):
+    predictor = load(folders["task 3"], compile=True)
+    before = predictor.predict(WORDS)
+    predictor.model = copy.deepcopy(predictor.model)
+    assert predictor.predict(WORDS) == before
+
+
+def test_graphs_of_two_models_take_turns(folders, monkeypatch):
+    """They share their memory."""
+    running, most = [], []
+
+    def record(compute, device):
+        def replay():
+            running.append(True)
+            most.append(len(running))
+            time.sleep(0.05)
+            running.pop()
+            return compute()
+
+        return replay
+
+    monkeypatch.setattr(graphs, "_record", record)
+    predictors = [load(folders[task], compile=True) for task in ("task 0", "task 1")]
+    threads = [threading.Thread(target=each.predict, args=(WORDS,)) for each in predictors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1]
