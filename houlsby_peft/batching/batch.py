@@ -19,6 +19,7 @@ from ..heads.head import HoulsbyHead
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
 from .fan_out import FanOut
+from .heads import head_key, head_of_rows, saves_starts
 from .rows import RowFinder, Rows, first_tensor, has_any, run_adapter, select_rows
 from .slots import Slots
 from .stack import Choice, ChoiceOfTensor, Stack, multiplies_last, stacking_key
@@ -86,6 +87,8 @@ class MixedBatch:
         is_norm = isinstance(layer, HoulsbyLayerNorm) and len(args) + len(kwargs) == 1
         if is_norm and multiplies_last(layer.base_layer):
             return self._run_norms(layer, names, inputs)
+        if isinstance(layer, HoulsbyHead) and saves_starts(inputs):
+            return self._run_heads(layer, names, args, kwargs, inputs.device)
         return self._run_each(layer, names, args, kwargs, inputs.device)
 
     def _names_of_indices(self, layer: Any, inputs: torch.Tensor) -> tuple[str, ...]:
@@ -113,6 +116,35 @@ class MixedBatch:
             selected_args, selected_kwargs = select_rows((args, kwargs), index, len(names))
             with self._only(name):
                 outputs.append(run_adapter(layer, name, selected_args, selected_kwargs))
+            rows_of_outputs.append(rows)
+        return _join(layer, outputs, rows_of_outputs)
+
+    def _run_heads(
+        self,
+        layer: HoulsbyHead,
+        names: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device,
+    ) -> Any:
+        """Run once all heads that differ in their weights' values alone."""
+        members: dict[object, dict[str, nn.Module]] = {}
+        for name in dict.fromkeys(names):
+            head = layer.head(name)
+            members.setdefault(head_key(head) or name, {})[name] = head
+        outputs, rows_of_outputs = [], []
+        for several in members.values():
+            first, *others = several
+            rows = [row for row, name in enumerate(names) if name in several]
+            index = _index(rows, device)
+            selected_args, selected_kwargs = select_rows((args, kwargs), index, len(names))
+            head = several[first]
+            if others:
+                numbers = {name: number for number, name in enumerate(several)}
+                choice = self._share(Choice([numbers[names[row]] for row in rows]))
+                head = head_of_rows(list(several.values()), choice)
+            with self._only(first):
+                outputs.append(layer.run_head(head, *selected_args, **selected_kwargs))
             rows_of_outputs.append(rows)
         return _join(layer, outputs, rows_of_outputs)
 

@@ -168,7 +168,7 @@ class Stack:
         bottleneck._modules = dict(bottleneck._modules)
         for name in ("down_proj", "up_proj"):
             weight, bias = (self._stacked(f"{name}.{part}") for part in ("weight", "bias"))
-            bottleneck._modules[name] = _LinearOfRows(choice.take(weight), choice.take(bias))
+            bottleneck._modules[name] = LinearOfRows(choice.take(weight), choice.take(bias))
         if "scaling" in self.weights:
             scaling = choice.take(self._stacked("scaling"))
             bottleneck._parameters = {"scaling": scaling.unsqueeze(1)}
@@ -239,8 +239,13 @@ class Stack:
         return result
 
 
-class _LinearOfRows(nn.Module):
-    """A linear layer for each row."""
+class LinearOfRows(nn.Module):
+    """A linear layer for each row.
+
+    Args:
+        weight: `(rows, outputs, inputs)`.
+        bias: `(rows, outputs)`.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
         super().__init__()
@@ -248,8 +253,10 @@ class _LinearOfRows(nn.Module):
         self.bias = bias.unsqueeze(1)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Transform `(rows, tokens, inputs)` to `(rows, tokens, outputs)`."""
-        return torch.baddbmm(self.bias, hidden, self.weight.mT)
+        """Transform `(rows, ..., inputs)` to `(rows, ..., outputs)`."""
+        vectors = hidden.reshape(len(hidden), -1, hidden.shape[-1])
+        result = torch.baddbmm(self.bias, vectors, self.weight.mT)
+        return result.reshape(*hidden.shape[:-1], -1)
 
 
 def stacking_key(bottleneck: Any) -> tuple[object, ...] | None:

@@ -43,8 +43,11 @@ class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
         return batch.apply(self, args, kwargs)
 
     def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Apply the head that an adapter uses, in the dtype of its weights."""
-        head = self.head(adapter_name)
+        """Apply the head that an adapter uses."""
+        return self.run_head(self.head(adapter_name), *args, **kwargs)
+
+    def run_head(self, head: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Apply a head in the dtype of its weights."""
         dtype, dtype_of_base = dtype_of(head), dtype_of(self.original_module)
         if dtype is None or dtype_of_base is None:
             return head(*args, **kwargs)
