@@ -47,22 +47,26 @@ class StateFile:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         # By digest: where the states begin, and their number of tokens.
         self._entries: dict[bytes, tuple[int, int]] = {}
+        # Of the entries that are known.
+        self._end = 0
         with self._locked():
             self._read_entries()
 
     def _read_entries(self) -> None:
-        """Find what the file has, and cut off an entry that a killed process has begun."""
-        position, size = 0, os.fstat(self._file).st_size
-        while header := os.pread(self._file, _HEADER.size, position):
-            start = end = position + len(header)
+        """Find what the file has since the last time, and cut off an entry that a killed process
+        has begun.
+        """
+        size = os.fstat(self._file).st_size
+        while header := os.pread(self._file, _HEADER.size, self._end):
+            start = end = self._end + len(header)
             if len(header) == _HEADER.size:
                 digest, tokens = _HEADER.unpack(header)
                 end = start + tokens * self.bytes_per_token
             if len(header) < _HEADER.size or end > size:
-                os.ftruncate(self._file, position)
+                os.ftruncate(self._file, self._end)
                 break
             self._entries[digest] = start, tokens
-            position = end
+            self._end = end
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -84,13 +88,18 @@ class StateFile:
     def add(self, states: Mapping[bytes, torch.Tensor]) -> None:
         """Add the states of texts that the file lacks, `(tokens, layers, d)` on the CPU."""
         with self._locked():
-            position = os.lseek(self._file, 0, os.SEEK_END)
+            self._read_entries()
             for digest, state in states.items():
+                if digest in self:  # another process has added it since
+                    continue
                 content = state.contiguous().view(torch.uint8).numpy().tobytes()
-                entry = _HEADER.pack(digest, len(state)) + content
-                os.pwrite(self._file, entry, position)
-                self._entries[digest] = position + _HEADER.size, len(state)
-                position += len(entry)
+                entry = memoryview(_HEADER.pack(digest, len(state)) + content)
+                start, position = self._end + _HEADER.size, self._end
+                while entry:  # as much as there is room for at once
+                    written = os.pwrite(self._file, entry, position)
+                    entry, position = entry[written:], position + written
+                self._entries[digest] = start, len(state)
+                self._end = position
 
 
 class StateCache:
@@ -131,8 +140,9 @@ class StateCache:
         self._recorded: dict[int, torch.Tensor] = {}
         self._digests: list[bytes] = []
         self._mask = torch.zeros(0)
-        # Whether a layer returns a tuple; None until one has run.
-        self._is_tuple: bool | None = None
+        # The length of the tuple that a layer returns, or 0 if it returns hidden states alone; None
+        # until one has run.
+        self._length: int | None = None
         encoder.register_forward_pre_hook(self._begin, with_kwargs=True)
         encoder.register_forward_hook(self._end)
         for index in range(last):
@@ -145,8 +155,12 @@ class StateCache:
         ids: torch.Tensor = inputs["input_ids"].cpu()
         mask: torch.Tensor | None = inputs.get("attention_mask")
         self._mask = torch.ones_like(ids).bool() if mask is None else mask.cpu().bool()
-        types: torch.Tensor | None = inputs.get("token_type_ids")
-        tokens = torch.stack([ids, torch.zeros_like(ids) if types is None else types.cpu()], -1)
+        # Beside a token, its hidden states depend on its position and type.
+        facts = [torch.arange(ids.shape[1]).expand_as(ids)]
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and name != "attention_mask":
+                facts.append(value.cpu().expand_as(ids))
+        tokens = torch.stack(facts, -1)
         self._digests = []
         for row, row_mask in zip(tokens, self._mask, strict=True):
             content = row[row_mask].numpy().tobytes()
@@ -154,7 +168,7 @@ class StateCache:
         self._recorded.clear()
         self._replayed = None
         is_known = all(digest in self.file for digest in self._digests)
-        if is_known and self._is_tuple is not None:
+        if is_known and self._length is not None:
             self._replayed = self._read(inputs["input_ids"].device)
 
     def _read(self, device: torch.device) -> dict[int, torch.Tensor]:
@@ -170,15 +184,15 @@ class StateCache:
         """Run a layer, or return what it returned before."""
         if self._replayed is None:
             output = forward(hidden, *args, **kw)
-            self._is_tuple = isinstance(output, tuple)
-            self._recorded[index + 1] = output[0] if self._is_tuple else output
+            self._length = len(output) if isinstance(output, tuple) else 0
+            self._recorded[index + 1] = output[0] if self._length else output
             return output
         if index in self._readers:
             reader: Any = self._readers[index]
             reader.tell_residual_users((hidden,), {})
         # Where nothing reads the next layer's input, this one's stands for it.
         state = self._replayed.get(index + 1, hidden).to(hidden.dtype)
-        return (state,) if self._is_tuple else state
+        return (state, *[None] * (self._length - 1)) if self._length else state
 
     def _end(self, *_: Any) -> None:
         """Keep the states of the texts that are new."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import os
+
 import pytest
 import torch
+from peft import get_peft_model
 from transformers.models.bert.modeling_bert import BertLayer
 
 import glue
+from architecture_cases import CASES
 from common.edge import RecipeError
+from houlsby_peft import HoulsbyConfig, StateCache
 from houlsby_peft.state_cache import StateFile
 from recipe_runs import results_of, run
+from tiny_models import perturb
 
 
 FLAGS = ("--task", "cola", "--num_train_epochs", "3", "--learning_rate", "3e-3", "--use_cpu")
@@ -81,3 +88,76 @@ def test_two_writers(tmp_path):
     both = StateFile(path, (1, 2), torch.float16)
 
     assert [float(both.read(bytes([number]) * 16)[0, 0, 0]) for number in range(2)] == [0, 1]
+
+
+def with_ladder(case):
+    """An encoder of an architecture with a ladder."""
+    model = get_peft_model(CASES[case].model(), HoulsbyConfig(r=8, kind="ladder"))
+    perturb(model)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["bert", "mpnet", "deberta-v2:v3", "modernbert", "distilbert"])
+def test_kept_states_are_those_of_each_encoder(case, tmp_path):
+    """Whatever its layers return."""
+    model, inputs = with_ladder(case), CASES[case].batch(3)
+    expected = model(**inputs).last_hidden_state
+    StateCache(model, tmp_path)
+    for _ in range(2):
+        torch.testing.assert_close(
+            model(**inputs).last_hidden_state, expected, atol=2e-3, rtol=2e-3
+        )
+
+
+@torch.no_grad()
+def test_other_positions_are_another_text(tmp_path):
+    """Given ones, and those of padding on the left."""
+    model = with_ladder("bert")
+    cached = copy.deepcopy(model)
+    StateCache(cached, tmp_path)
+    ids, mask = torch.arange(5, 11)[None], torch.ones(1, 6, dtype=torch.long)
+    padding = torch.zeros(1, 3, dtype=torch.long)
+    left = {
+        "input_ids": torch.cat([padding, ids], 1),
+        "attention_mask": torch.cat([padding, mask], 1),
+    }
+    given = {"input_ids": ids, "position_ids": torch.arange(6)[None] + 3}
+    for inputs in ({"input_ids": ids, "attention_mask": mask}, left, given):
+        expected = model(**inputs).last_hidden_state
+        torch.testing.assert_close(cached(**inputs).last_hidden_state, expected)
+
+
+def test_killed_writer_beside_another(tmp_path):
+    """Which has opened the file before."""
+    path, states = tmp_path / "a.states", torch.randn(3, 2, 4).half()
+    other = StateFile(path, (2, 4), torch.float16)
+    StateFile(path, (2, 4), torch.float16).add({b"a" * 16: states})
+    path.write_bytes(path.read_bytes()[:-1])
+    other.add({b"b" * 16: states})
+
+    for file in (other, StateFile(path, (2, 4), torch.float16)):
+        assert b"a" * 16 not in file
+        assert torch.equal(file.read(b"b" * 16), states)
+
+
+def test_full_disk(tmp_path, monkeypatch):
+    """A part of an entry is written, then nothing more."""
+    path, states = tmp_path / "a.states", torch.randn(3, 2, 4).half()
+    file = StateFile(path, (2, 4), torch.float16)
+    write, room = os.pwrite, 10
+
+    def write_what_fits(descriptor, content, position):
+        part = bytes(content)[: room - position]
+        if not part:
+            raise OSError("No space left on device")
+        return write(descriptor, part, position)
+
+    monkeypatch.setattr(os, "pwrite", write_what_fits)
+    with pytest.raises(OSError, match="No space left"):
+        file.add({b"a" * 16: states})
+    monkeypatch.undo()
+    file.add({b"b" * 16: states})
+
+    assert b"a" * 16 not in file
+    assert torch.equal(StateFile(path, (2, 4), torch.float16).read(b"b" * 16), states)
