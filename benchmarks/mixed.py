@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.batching.slots import Slots
+from houlsby_peft.heads.head import HoulsbyHead
 from houlsby_peft.serving.graphs import use_graphs
 from houlsby_peft.tuner_layer import state_of
 from methods import METHODS, OURS
@@ -106,19 +107,21 @@ def spread(rows: int, number: int, first: int = 0) -> list[str]:
 
 
 def with_slots(shape: str, number: int, dtype: torch.dtype, device: str = "cpu") -> PeftModel:
-    """Return a BERT with float32 adapters of random weights in slots, task_0 and so on, as a
-    `TaskBank` holds them.
+    """Return a BERT classifier with float32 adapters of random weights in slots, task_0 and so on,
+    each with its head, as a `TaskBank` holds them.
     """
     torch.manual_seed(0)
     with torch.device(device):
-        base = BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False).to(dtype)
+        base = BertForSequenceClassification(BertConfig(**SHAPES[shape])).to(dtype)
         model = get_peft_model(base, HoulsbyConfig(r=64), adapter_name="of_modules").eval()
-    modules = {}
+    modules, heads = {}, []
     for layer in model.modules():
         if isinstance(layer, HoulsbyLayer):
             modules[layer] = layer.bottleneck("of_modules")
         elif isinstance(layer, HoulsbyLayerNorm):
             modules[layer] = layer.norm("of_modules")
+        elif isinstance(layer, HoulsbyHead):
+            heads.append(layer.modules_to_save)
     slots, records = Slots(modules), state_of(model).records
     for task in range(number):
         weights = []
@@ -127,6 +130,8 @@ def with_slots(shape: str, number: int, dtype: torch.dtype, device: str = "cpu")
                 changed = weight + 0.01 * torch.randn_like(weight)
                 weights.append((slots.stacks[layer], name, changed))
         slots.put(f"task_{task}", weights)
+        for head in heads:
+            head[f"task_{task}"] = copy.deepcopy(head["of_modules"])
         records[f"task_{task}"] = records["of_modules"]
     return model
 
@@ -161,9 +166,9 @@ def with_adapters(
 
 @torch.inference_mode()
 def evaluate(model: PeftModel, ids: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-    """Return the last hidden states of rows of the given adapters."""
-    states: torch.Tensor = model(input_ids=ids, adapter_names=names).last_hidden_state
-    return states
+    """Return the last hidden states or the logits of rows of the given adapters."""
+    outputs: torch.Tensor = model(input_ids=ids, adapter_names=names)[0]
+    return outputs
 
 
 def with_each_added(shape: str, method: Method, number: int) -> PeftModel:
