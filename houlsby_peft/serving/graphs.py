@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial, update_wrapper
@@ -24,6 +25,7 @@ from transformers.utils.generic import ModelOutput
 
 from ..batching.batch import MixedBatch
 from ..batching.slots import Slots
+from ..errors import shortened
 from ..layer import HoulsbyLayer
 from ..tuner_layer import HoulsbyTunerLayer, ModelState, batch_of, state_of
 
@@ -101,7 +103,18 @@ class Graphs:
             graph = self._graphs.pop(key, None)
             if graph is None or not graph.reads(weights):
                 self._drop_dead()
-                graph = _Graph(self._compute_for, batch, slots, args, kwargs, weights)
+                try:
+                    graph = _Graph(self._compute_for, batch, slots, args, kwargs, weights)
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    warnings.warn(
+                        f"{type(self._module).__name__} runs without CUDA graphs, as it cannot be "
+                        f"recorded: {shortened(str(error))}",
+                        stacklevel=2,
+                    )
+                    self._module.forward = self._compute
+                    return self._compute(*args, **kwargs)
             self._graphs[key] = graph
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)

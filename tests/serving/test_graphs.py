@@ -252,3 +252,16 @@ def test_graphs_of_two_models_take_turns(folders, monkeypatch):
     for thread in threads:
         thread.join()
     assert most == [1, 1]
+
+
+def test_layers_that_cannot_be_recorded_run_as_they_are(folders, monkeypatch):
+    """Such as those of a model that waits for the GPU."""
+
+    def fail(compute, device):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    plain, predictor = (load(folders["task 3"], compile=flag) for flag in (False, True))
+    monkeypatch.setattr(graphs, "_record", fail)
+    with pytest.warns(UserWarning, match="BertEncoder runs without CUDA graphs.*not permitted"):
+        predictor.predict(WORDS)
+    assert seen(predictor.predict(WORDS)) == near(plain.predict(WORDS))
