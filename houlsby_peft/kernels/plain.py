@@ -60,8 +60,12 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def _fits(weight: Any, hidden: torch.Tensor) -> bool:
-    """Return whether a weight is on the device of the hidden states, and at least as precise."""
+    """Return whether a weight is on the device of the hidden states, at least as precise, and
+    contiguous, as kernels read it.
+    """
     if type(weight) not in (nn.Parameter, torch.Tensor) or weight.device != hidden.device:
+        return False
+    if not weight.is_contiguous():
         return False
     if weight.dtype == hidden.dtype:
         return True

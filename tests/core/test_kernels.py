@@ -285,6 +285,12 @@ def observed(module):
     return module
 
 
+def transposed(module):
+    weight = module.up_proj.weight
+    weight.data = weight.data.t().contiguous().t()
+    return module
+
+
 PLAIN = {
     "activation": lambda: made("gelu_new"),
     "scaling": lambda: made(scaling=2.0),
@@ -294,6 +300,7 @@ PLAIN = {
     "hook of the activation": lambda: observed(made()),
     "replaced activation": lambda: replaced(made()),
     "offloaded": lambda: made().to("meta"),
+    "other strides": lambda: transposed(made()),
 }
 
 
