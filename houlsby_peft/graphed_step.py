@@ -71,7 +71,7 @@ class GraphedStep:
         # One step runs at a time, so all graphs share their memory. Other threads, as those that
         # load batches, go on.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            loss = self._step(static)
+            loss = self._step(dict(static))  # which may take inputs out
         self._pool = graph.pool()
         gradients = [parameter.grad for parameter in self._trained]
         return _Graph(graph, static, loss, gradients)

@@ -321,6 +321,10 @@ def settle(command: Command, encoder: str | None) -> Command:
         raise RecipeError(
             "--cache_states needs --kind ladder: other adapters change the encoder's hidden states."
         )
+    if arguments.cache_states is not None and training.cuda_graphs:
+        raise RecipeError(
+            "--cache_states needs --cuda_graphs False: a graph cannot read states from a file."
+        )
     return command._replace(method=replace(method, base_dtype=find_dtype(command, encoder)))
 
 

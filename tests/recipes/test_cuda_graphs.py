@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -43,6 +44,19 @@ def test_steps_are_those_without_graphs(dtype):
             optimizer.zero_grad()
     for weight, expected in zip(model.parameters(), expected_model.parameters(), strict=True):
         torch.testing.assert_close(weight, expected, rtol=0.1, atol=2e-2)
+
+
+def test_a_step_may_take_inputs_out(monkeypatch):
+    """As the Trainer takes out the labels, to smooth them. A graph is a computation here."""
+
+    class Graph(nullcontext):
+        pool = replay = lambda self: None
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: graph)
+    step = GraphedStep(lambda inputs: inputs.pop("labels").sum(), [])
+    for _ in range(3):
+        assert step({"labels": torch.ones(2)}) == 2
 
 
 @pytest.mark.parametrize(

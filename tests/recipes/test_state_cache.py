@@ -64,6 +64,13 @@ def test_other_adapters_change_what_is_kept(encoder, glue_data, tmp_path):
         train(*folders, "--kind", "houlsby", "--cache_states", str(tmp_path / "states"))
 
 
+def test_a_graph_reads_no_file(encoder, glue_data, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.arguments.RecipeTrainingArguments._check_cuda_graphs", bool)
+    flags = ("--cache_states", str(tmp_path / "states"), "--cuda_graphs", "true")
+    with pytest.raises(RecipeError, match="needs --cuda_graphs False"):
+        train(encoder, glue_data, tmp_path / "run", *flags)
+
+
 def test_killed_writer(tmp_path):
     path, states = tmp_path / "a.states", torch.randn(3, 2, 4).half()
     StateFile(path, (2, 4), torch.float16).add({b"a" * 16: states})
