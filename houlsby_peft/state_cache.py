@@ -112,6 +112,7 @@ class StateCache:
 
     Attributes:
         bytes_per_token: What is kept for a token.
+        keeps_new: Whether the states of texts that are read from now on are kept. Default: True.
 
     Raises:
         AdapterError: The model has another adapter.
@@ -135,6 +136,7 @@ class StateCache:
         shape = len(self._kept), whole.config.hidden_size
         self.file = StateFile(Path(folder) / name, shape, dtype)
         self.bytes_per_token = self.file.bytes_per_token
+        self.keeps_new = True
         # In a pass: the inputs of layers that stand for those below, or that are to be kept.
         self._replayed: dict[int, torch.Tensor] | None = None
         self._recorded: dict[int, torch.Tensor] = {}
@@ -196,7 +198,7 @@ class StateCache:
 
     def _end(self, *_: Any) -> None:
         """Keep the states of the texts that are new."""
-        if self._replayed is not None:
+        if self._replayed is not None or not self.keeps_new:
             return
         kept = [self._recorded[index].detach() for index in self._kept]
         states = torch.stack(kept, 2).to(self.file.dtype).cpu()

@@ -153,6 +153,7 @@ class RecipeTrainer(Trainer):
         # processes and accumulated steps.
         self.model_accepts_loss_kwargs = False
         self._graphed_step: GraphedStep | None = None
+        self._cache: StateCache | None = None
         if self.args.cuda_graphs:
             cast(Any, self.data_collator).pad_to_multiple_of = _PADDED_TO
         self._clock = _Clock()
@@ -177,13 +178,15 @@ class RecipeTrainer(Trainer):
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         if self.args.eval_strategy != "no" and not self.kept:
             self.evaluate()
+        if self._cache is not None:
+            self._cache.keeps_new = False  # those of test splits, which are read once
         return output
 
     def cache_states(self, folder: str) -> None:
         """Let the encoder, beside which a ladder is trained, read each text once, and say how much
         is kept.
         """
-        cache = StateCache(self.model, folder)
+        cache = self._cache = StateCache(self.model, folder)
         splits: list[Any] = [self.train_dataset]
         validation: Any = self.eval_dataset
         splits += validation.values() if isinstance(validation, dict) else [validation]

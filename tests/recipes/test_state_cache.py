@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 
+import pandas as pd
 import pytest
 import torch
 from peft import get_peft_model
@@ -62,6 +64,24 @@ def test_other_adapters_change_what_is_kept(encoder, glue_data, tmp_path):
     folders = (encoder, glue_data, tmp_path / "run")
     with pytest.raises(RecipeError, match="needs --kind ladder"):
         train(*folders, "--kind", "houlsby", "--cache_states", str(tmp_path / "states"))
+
+
+def test_a_test_split_is_not_kept(encoder, glue_data, tmp_path):
+    """It is read once, and may be many times as large as the rest."""
+    shutil.copytree(glue_data, tmp_path / "data")
+    folder = tmp_path / "data" / "cola"
+    table = pd.read_csv(folder / "validation.csv")
+    table["sentence"] = table["sentence"] + " again"
+    table.to_csv(folder / "test.csv", index=False)
+    flags = ("--cache_states", str(tmp_path / "states"), "--predict")
+    train(encoder, tmp_path / "data", tmp_path / "run", *flags)
+
+    assert (tmp_path / "run" / "submission" / "CoLA.tsv").exists()
+    [path] = (tmp_path / "states").iterdir()
+    texts = set()
+    for name in ("train", "validation"):
+        texts.update(pd.read_csv(folder / f"{name}.csv")["sentence"])
+    assert len(StateFile(path, (3, 32), torch.float16)._entries) == len(texts)
 
 
 def test_a_graph_reads_no_file(encoder, glue_data, tmp_path, monkeypatch):
