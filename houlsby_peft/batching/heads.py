@@ -32,6 +32,8 @@ def head_key(head: nn.Module) -> tuple[object, ...] | None:
         facts += [name, type(module)]
         if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)) or has_hooks(module):
             return None
+        if "forward" in vars(module):  # as accelerate sets it, with this module inside
+            return None
         if not module._parameters and not module._buffers:
             continue
         if type(module) is not nn.Linear:

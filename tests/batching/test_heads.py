@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from peft import get_peft_model
 from torch import nn
 from transformers import BertForTokenClassification, RobertaConfig, RobertaForSequenceClassification
@@ -62,5 +65,7 @@ def test_heads_with_other_weights_stay_apart():
     ]
     assert len({head_key(other) for other in (head, *others)}) == 4
     assert head_key(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))) is None
+    hooked = add_hook_to_module(copy.deepcopy(head), ModelHook())
+    assert head_key(hooked) is None
     head[0].register_forward_hook(lambda *args: None)
     assert head_key(head) is None
