@@ -97,10 +97,14 @@ class Graphs:
         weights = self._find_weights(batch, slots)
         if weights is None or torch.is_autocast_enabled(weights.device.type):
             return self._compute(*args, **kwargs)
-        is_one = batch.only_name is not None
-        key = (id(weights), len(batch.names), is_one, len(args), *kwargs, *kinds)
+        size = (id(weights), len(batch.names), len(args), *kwargs, *kinds)
         with _LOCK:
+            # A graph of several adapters serves one as well. That of one knows of no rows.
+            key = (False, size)
             graph = self._graphs.pop(key, None)
+            if batch.only_name is not None and (graph is None or not graph.reads(weights)):
+                key = (True, size)
+                graph = self._graphs.pop(key, None)
             if graph is None or not graph.reads(weights):
                 self._drop_dead()
                 try:

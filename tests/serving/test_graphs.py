@@ -84,6 +84,8 @@ def test_one_graph_serves_the_batches_of_all_tasks(folders, recorded, device):
     for first in range(5):
         requests = [(tasks[(first + row) % 5], WORDS[row]) for row in range(4)]
         assert seen(bank.predict(requests)) == near(plain.predict(requests))
+    requests = [(tasks[3], text) for text in WORDS[:4]]
+    assert seen(bank.predict(requests)) == near(plain.predict(requests))
     assert len(recorded) == 1
 
 
