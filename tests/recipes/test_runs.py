@@ -5,6 +5,7 @@ it ends early.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -18,12 +19,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 import glue
 import killed_runs
 from common.checkpoints import COMPLETE, step_of
 from common.edge import RecipeError, end_with_one_line
 from common.run import CONTENT, command_line, describe_content, differences, lock
+from common.trainer import _OrderOfEpoch
 from recipe_runs import results_of, run, write
 
 
@@ -111,6 +114,31 @@ def in_a_checkpoint(folder):
     unfinished = [path for path in folder.glob("checkpoint-*") if not (path / COMPLETE).exists()]
     written = any((path / "adapter_model.safetensors").exists() for path in unfinished)
     return written and last_step(folder) > STEPS_PER_EPOCH
+
+
+def in_batches(rows: list[int]) -> list[tuple[int, ...]]:
+    return [tuple(rows[start : start + 4]) for start in range(0, len(rows), 4)]
+
+
+def test_batches_of_like_lengths_come_in_random_order():
+    """By default, the Trainer's groups go from long texts to short ones, 50 batches at a time."""
+    lengths = torch.randint(1, 100, (402,), generator=torch.Generator().manual_seed(0)).tolist()
+    sampler = LengthGroupedSampler(4, lengths=lengths)
+    seeds = iter([7, 7, 8])
+    order = _OrderOfEpoch(sampler, lambda: next(seeds))
+    epochs = [list(order) for _ in range(3)]
+
+    assert epochs[0] == epochs[1] != epochs[2]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(402))
+        sampler.generator = torch.Generator().manual_seed(7 if epoch == epochs[0] else 8)
+        grouped = set(in_batches(list(sampler)))
+        batches = in_batches(epoch)
+        assert set(batches) == grouped
+        assert max(lengths) in [lengths[row] for row in batches[0]]
+        longest = [max(lengths[row] for row in batch) for batch in batches]
+        descents = sum(a >= b for a, b in itertools.pairwise(longest))
+        assert descents < 0.7 * len(longest)
 
 
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(flags, tmp_path):
