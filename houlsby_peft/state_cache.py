@@ -115,7 +115,7 @@ class StateCache:
         keeps_new: Whether the states of texts that are read from now on are kept. Default: True.
 
     Raises:
-        AdapterError: The model has another adapter.
+        AdapterError: The model has another adapter, or trains its tokens' embeddings.
     """
 
     def __init__(self, model: PeftModel, folder: str | os.PathLike[str]) -> None:
@@ -215,9 +215,12 @@ def _find_ladder(model: PeftModel) -> Place:
     tuner: Any = model.base_model
     record = tuner.records[model.active_adapter]
     places = [place for place in unfold_places(record.places or ()) if place.is_ladder]
-    if len(model.peft_config) > 1 or not places:
+    embeddings = cast(PreTrainedModel, model.get_base_model()).get_input_embeddings()
+    trains_tokens = any(weight.requires_grad for weight in embeddings.parameters())
+    if len(model.peft_config) > 1 or not places or trains_tokens:
         raise AdapterError(
-            "The only adapter of the model must be a ladder: others change the hidden states."
+            "What the model trains below its end must be one ladder: other adapters and trained "
+            "tokens change the hidden states."
         )
     return places[0]
 

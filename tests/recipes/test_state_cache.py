@@ -15,10 +15,10 @@ from transformers.models.bert.modeling_bert import BertLayer
 import glue
 from architecture_cases import CASES
 from common.edge import RecipeError
-from houlsby_peft import HoulsbyConfig, StateCache
+from houlsby_peft import AdapterError, HoulsbyConfig, StateCache
 from houlsby_peft.state_cache import StateFile
 from recipe_runs import results_of, run
-from tiny_models import perturb
+from tiny_models import perturb, tiny_bert
 
 
 FLAGS = ("--task", "cola", "--num_train_epochs", "3", "--learning_rate", "3e-3", "--use_cpu")
@@ -64,6 +64,15 @@ def test_other_adapters_change_what_is_kept(encoder, glue_data, tmp_path):
     folders = (encoder, glue_data, tmp_path / "run")
     with pytest.raises(RecipeError, match="needs --kind ladder"):
         train(*folders, "--kind", "houlsby", "--cache_states", str(tmp_path / "states"))
+
+
+@pytest.mark.parametrize(
+    "options", [{"kind": "houlsby"}, {"kind": "ladder", "modules_to_save": ["word_embeddings"]}]
+)
+def test_what_changes_the_kept_states_is_refused(options, tmp_path):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=8, **options))
+    with pytest.raises(AdapterError, match="must be one ladder"):
+        StateCache(model, tmp_path)
 
 
 def test_a_test_split_is_not_kept(encoder, glue_data, tmp_path):
