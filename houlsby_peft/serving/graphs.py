@@ -234,7 +234,9 @@ def _record(compute: Callable[[], Any], device: torch.device) -> Callable[[], An
             compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool(device), capture_error_mode="thread_local"):
+        recording = torch.cuda.graph(graph, pool=_pool(device), capture_error_mode="thread_local")
+        # A recording that fails would leave its stream in use.
+        with torch.cuda.stream(torch.cuda.current_stream()), recording:
             output = compute()
 
     def replay() -> Any:
