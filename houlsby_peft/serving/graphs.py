@@ -89,9 +89,7 @@ class Graphs:
         """Return what the module computes."""
         batch: Any = batch_of(self._state.batches)
         kinds = [_kind(value) for value in (*args, *kwargs.values())]
-        if not torch.is_inference_mode_enabled() or None in kinds or self._is_observed(kwargs):
-            return self._compute(*args, **kwargs)
-        if not isinstance(batch, MixedBatch) or batch.fan_out is not None:
+        if None in kinds or self._is_observed(kwargs) or not _has_one_text_per_row(batch):
             return self._compute(*args, **kwargs)
         slots = self._find_slots(batch.names)
         weights = self._find_weights(batch, slots)
@@ -99,13 +97,8 @@ class Graphs:
             return self._compute(*args, **kwargs)
         size = (id(weights), len(batch.names), len(args), *kwargs, *kinds)
         with _LOCK:
-            # A graph of several adapters serves one as well. That of one knows of no rows.
-            key = (False, size)
-            graph = self._graphs.pop(key, None)
-            if batch.only_name is not None and (graph is None or not graph.reads(weights)):
-                key = (True, size)
-                graph = self._graphs.pop(key, None)
-            if graph is None or not graph.reads(weights):
+            key, graph = self._take(size, batch, weights)
+            if graph is None:
                 self._drop_dead()
                 try:
                     graph = _Graph(self._compute_for, batch, slots, args, kwargs, weights)
@@ -123,6 +116,20 @@ class Graphs:
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
             return graph.run(batch.names, args, kwargs)
+
+    def _take(
+        self, size: object, batch: MixedBatch, weights: torch.Tensor
+    ) -> tuple[object, _Graph | None]:
+        """Take the graph for a batch out of the others, if there is one that reads its weights;
+        return its key as well.
+        """
+        # A graph of several adapters serves one as well. That of one knows of no rows.
+        key = (False, size)
+        graph = self._graphs.pop(key, None)
+        if batch.only_name is not None and (graph is None or not graph.reads(weights)):
+            key = (True, size)
+            graph = self._graphs.pop(key, None)
+        return key, graph if graph is not None and graph.reads(weights) else None
 
     def _is_observed(self, kwargs: dict[str, Any]) -> bool:
         """Return whether transformers collects what the layers compute, as their hooks tell it."""
@@ -250,6 +257,12 @@ def _record(compute: Callable[[], Any], device: torch.device) -> Callable[[], An
 def _pool(device: torch.device) -> Any:
     """Return the memory that the graphs of a device share, as they run one after the other."""
     return torch.cuda.graph_pool_handle()
+
+
+def _has_one_text_per_row(batch: Any) -> bool:
+    """Return whether a batch is one that is predicted, with a text for each row."""
+    is_mixed = isinstance(batch, MixedBatch) and batch.fan_out is None
+    return is_mixed and torch.is_inference_mode_enabled()
 
 
 def _kind(value: Any) -> object:
