@@ -1,31 +1,26 @@
-"""The command `houlsby-peft`: thin wrappers around functions of the library.
+"""The command `houlsby-peft`: its command line, and the recipes that it starts.
 
 This module is not part of the package `houlsby_peft`, whose import registers the method with PEFT
-and takes seconds. Each command imports what it needs when it runs. The help and mistakes in the
-arguments are thus shown at once.
+and takes seconds. The help and mistakes in the arguments are thus shown at once.
 
-To add a command, write a function that runs it, and its parser's block in `_make_parser`.
+To add a command, write a function of its name in `houlsby_peft/commands.py`, and add its arguments
+in `_make_parser`.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-
-if TYPE_CHECKING:
-    from houlsby_peft.checkpoints.saved import SavedAdapter
-    from houlsby_peft.serving.task_bank import TaskBank
-    from houlsby_peft.tables import TableReader
 
 _CHECKED = ("text_classification", "token_classification")  # whose labels `check` knows
 _RECIPES = (*_CHECKED, "squad", "mlm")
@@ -75,16 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         arguments = sys.argv[1:]
     words = _with_hyphens(arguments)
-    has_file = any(word.partition("=")[0] == "--file" for word in words)
-    parser = _make_parser(has_file)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A label may have letters that the console's encoding lacks.
-            stream.reconfigure(errors="backslashreplace")
-    options, unknown = parser.parse_known_args(words)
-    if unknown:
-        hint = " (a recipe's flags follow the data)" * ("flags" in options)
-        parser.error(f"unknown: {' '.join(unknown)}{hint}")
+    _print_all_letters()
+    options = _parse(words)
     try:
         options.run(options)
         # At its end, the interpreter would print a traceback for a pipe that is closed.
@@ -123,6 +110,36 @@ def _is_known(error: Exception) -> bool:
     return isinstance(error, (OSError, ValueError, ImportError)) or is_of_safetensors
 
 
+def _print_all_letters() -> None:
+    """Let a label have letters that the console's encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command line."""
+    has_file = any(word.partition("=")[0] == "--file" for word in words)
+    parser = _make_parser(has_file)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        hint = " (a recipe's flags follow the data)" * ("flags" in options)
+        parser.error(f"unknown: {' '.join(unknown)}{hint}")
+    return options
+
+
+def _run_in_library(options: argparse.Namespace) -> None:
+    """Run a command with the library, whose import takes seconds."""
+    if options.command == "predict":
+        _check_path(options.adapter)
+        _check_path(options.file)
+    commands = import_module("houlsby_peft.commands")
+    getattr(commands, options.command)(options)
+
+
+_Add = Callable[..., argparse.ArgumentParser]
+
+
 def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     """Return the parser of all commands. With --file, `predict` takes no texts."""
     parser = argparse.ArgumentParser(
@@ -131,10 +148,10 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {version('houlsby-peft')}"
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(
-        name: str, run: Callable[[argparse.Namespace], None], help: str
+        name: str, help: str, run: Callable[[argparse.Namespace], None] = _run_in_library
     ) -> argparse.ArgumentParser:
         # Without abbreviations: the --r of train is the recipe's.
         command = commands.add_parser(name, help=help, allow_abbrev=False)
@@ -147,52 +164,59 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         )
         return command
 
-    def metadatum(text: str) -> tuple[str, str]:
-        key, is_given, value = text.partition("=")
-        if not is_given:
-            raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got {text!r}")
-        return key, value
+    _add_training(add)
+    _add_sharing(add)
+    _add_prediction(add, has_file)
+    _add_service(add)
+    _add_conversion(add)
+    return parser
 
-    train = add("train", _train, "train an adapter for your own data")
+
+def _add_training(add: _Add) -> None:
+    """Add the commands that start a recipe."""
+    train = add("train", "train an adapter for your own data", _train)
     train.add_argument(
         "data",
         nargs="?",
         help="file (.csv, .xlsx, .json, .parquet, .conll, ...), folder, or name on the Hub",
     )
-    check = add("check", _check, "list the training examples whose label is probably wrong")
+    check = add("check", "list the training examples whose label is probably wrong", _check)
     check.add_argument("data", nargs="?", help="as for train")
-    evaluate = add("evaluate", _evaluate, "score a trained adapter or model on other data")
+    evaluate = add("evaluate", "score a trained adapter or model on other data", _evaluate)
     evaluate.add_argument(
         "trained", metavar="run", nargs="?", help="folder of the run, or an adapter"
     )
     evaluate.add_argument("data", nargs="?", help="as for train")
-    train.set_defaults(recipes=_RECIPES)
-    check.set_defaults(recipes=_CHECKED)
-    evaluate.set_defaults(recipes=_RECIPES)
-    train.usage = "%(prog)s [options] DATA [flags of the recipe]"
-    train.epilog = _TRAIN_FLAGS
-    check.usage = "%(prog)s [options] DATA [flags of the recipe]"
-    check.epilog = _CHECK_FLAGS
-    evaluate.usage = "%(prog)s [options] RUN DATA [flags of the recipe]"
-    evaluate.epilog = _EVALUATE_FLAGS
-    for command in (train, check, evaluate):
+    usage = "%(prog)s [options] DATA [flags of the recipe]"
+    train.usage = check.usage = usage
+    evaluate.usage = usage.replace("DATA", "RUN DATA")
+    for command, recipes, epilog in (
+        (train, _RECIPES, _TRAIN_FLAGS),
+        (check, _CHECKED, _CHECK_FLAGS),
+        (evaluate, _RECIPES, _EVALUATE_FLAGS),
+    ):
+        command.set_defaults(recipes=recipes)
+        command.epilog = epilog
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
         command.add_argument(
             "--recipe",
-            choices=command.get_default("recipes"),
+            choices=recipes,
             help="kind of the task; default: by the data, or the run's",
         )
         command.add_argument("--help-all", action="store_true", help="show all flags of the recipe")
 
-    push = add("push", _push, "push a saved adapter to the Hub with a generated card")
+
+def _add_sharing(add: _Add) -> None:
+    """Add the commands that write a card."""
+    push = add("push", "push a saved adapter to the Hub with a generated card")
     push.add_argument("folder", type=Path, help="folder of the adapter")
     push.add_argument("repo_id", help="user/name, or name for the user of the token")
     push.add_argument(
         "--private", action="store_true", default=None, help="create a private repository"
     )
 
-    card = add("card", _card, "write the card (README.md) into the folder of a saved adapter")
+    card = add("card", "write the card (README.md) into the folder of a saved adapter")
     card.add_argument("folder", type=Path, help="folder of the adapter")
     card.add_argument(
         "repo_id", nargs="?", help="user/name that the adapter will have on the Hub, if it is known"
@@ -223,15 +247,25 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
             "--metadata",
             nargs="+",
             action="extend",
-            type=metadatum,
+            type=_metadatum,
             metavar="KEY=VALUE",
             help="metadata of the card, such as license=apache-2.0 language=en",
         )
 
+
+def _metadatum(text: str) -> tuple[str, str]:
+    key, is_given, value = text.partition("=")
+    if not is_given:
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got {text!r}")
+    return key, value
+
+
+def _add_prediction(add: _Add, has_file: bool) -> None:
+    """Add the commands that load an adapter with its base model."""
     predict = add(
-        "predict", _predict, "predict for texts or for the rows of a file, with one adapter or many"
+        "predict", "predict for texts or for the rows of a file, with one adapter or many"
     )
-    export = add("export", _export, "export an adapter with its base model to ONNX")
+    export = add("export", "export an adapter with its base model to ONNX")
     predict.add_argument(
         "adapter",
         help="user/name on the Hub, or a folder; or a folder of adapters or runs, of which each "
@@ -297,7 +331,9 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         )
     predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
 
-    serve = add("serve", _serve, "serve a folder or a list of adapters over HTTP")
+
+def _add_service(add: _Add) -> None:
+    serve = add("serve", "serve a folder or a list of adapters over HTTP")
     serve.add_argument(
         "--adapters",
         required=True,
@@ -365,7 +401,9 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         help="print the deployment file for a Ray cluster instead",
     )
 
-    convert = add("convert", _convert, "convert an adapter from AdapterHub's format, or to it")
+
+def _add_conversion(add: _Add) -> None:
+    convert = add("convert", "convert an adapter from AdapterHub's format, or to it")
     convert.add_argument("source", help="user/name on the Hub, or a folder")
     convert.add_argument("target", type=Path, help="new folder for the converted adapter")
     convert.add_argument(
@@ -383,7 +421,6 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         action="store_true",
         help="read weights from a pickled file, of whose author you are sure",
     )
-    return parser
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -464,7 +501,7 @@ def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | N
     )
     _check_path(options.data)
     for package in ("datasets", "sklearn"):
-        if importlib.util.find_spec(package) is None:
+        if find_spec(package) is None:
             raise ImportError(f"Training needs {package}: pip install 'houlsby-peft[recipes]'")
     folder = Path(__file__).parent / "houlsby_peft" / "recipes"
     if not folder.exists():  # in a checkout, they are beside the package
@@ -477,263 +514,6 @@ def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | N
         options.flags.append("--debug")
     command = [sys.executable, str(folder / f"{recipe}.py"), *map(str, words), *options.flags]
     os.execv(sys.executable, command)
-
-
-def _check_device(device: str | None) -> None:
-    """Refuse a device that this machine or this PyTorch lacks, for which it has other errors."""
-    if device is None:
-        return
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, RuntimeError) as error:
-        raise ValueError(
-            f"--device must be one that PyTorch has; got {device!r}: {error}"
-        ) from error
-
-
-def _push(options: argparse.Namespace) -> None:
-    from houlsby_peft.hub.push import push_to_hub
-
-    card_options = _card_options(options)
-    print(push_to_hub(options.folder, options.repo_id, private=options.private, **card_options))
-
-
-def _card(options: argparse.Namespace) -> None:
-    from houlsby_peft.checkpoints.saved import SavedAdapter
-    from houlsby_peft.hub.card import write_card
-    from houlsby_peft.hub.push import predict_example
-
-    card_options, answer = _card_options(options), None
-    if card_options["example"] is not None:
-        saved = SavedAdapter.open(options.folder)
-        answer = predict_example(saved, card_options["example"], options.base_model)
-    print(write_card(options.folder, options.repo_id, answer=answer, **card_options))
-
-
-def _predict(options: argparse.Namespace) -> None:
-    """Check files, columns and texts before the model is loaded, then predict."""
-    _check_path(options.adapter)
-    _check_path(options.file)
-    _check_device(options.device)
-    from houlsby_peft.checkpoints.saved import SavedAdapter, adapter_of_run
-    from houlsby_peft.serving.adapter_list import find_adapters
-    from houlsby_peft.serving.task_bank import TaskBank
-
-    _hide_messages()
-    folder = adapter_of_run(Path(options.adapter).expanduser())
-    sources: dict[str, Any] = {}
-    if not (folder / "adapter_config.json").exists():
-        sources.update(find_adapters(folder))
-    # A single adapter is a task without a name.
-    sources = sources or {"": options.adapter}
-    adapters = {}
-    for task, source in sources.items():
-        adapters[task] = SavedAdapter.open(source, options.revision)
-    bank = TaskBank(
-        adapters,
-        base_model=options.base_model,
-        device=options.device,
-        other_base=options.other_base,
-    )
-    if options.file is None:
-        _predict_texts(options, bank)
-    else:
-        _predict_table(options, bank, list(adapters.values()))
-
-
-def _predict_texts(options: argparse.Namespace, bank: TaskBank) -> None:
-    from houlsby_peft.serving.files import json_line
-
-    if options.texts != ["-"]:
-        inputs = _read_inputs(list(map(_as_utf8, options.texts)), options.pairs)
-    else:
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-        inputs = [line.rstrip("\n") for line in sys.stdin]
-        if options.pairs:
-            inputs = [tuple(line.split("\t")) for line in inputs]
-    tasks = "" if bank.tasks == ("",) else bank.tasks
-    requests = [(tasks, text) for text in inputs]
-    for result in bank.predict(requests, options.batch_size, options.top_k):
-        print(json_line(result))
-
-
-def _predict_table(
-    options: argparse.Namespace, bank: TaskBank, adapters: Sequence[SavedAdapter]
-) -> None:
-    from houlsby_peft.errors import shortened
-    from houlsby_peft.serving.files import predict_file
-    from houlsby_peft.tables import WRITTEN, TableReader, find_format
-
-    if options.output is not None:
-        find_format(options.output, WRITTEN)
-        if options.output.exists() and not options.overwrite:
-            raise ValueError(
-                f"{options.output} exists already. Give another --output, or --overwrite to "
-                "replace it."
-            )
-    table = TableReader(options.file, options.encoding, False if options.no_header else None)
-    columns = _find_columns(options, table, adapters)
-    facts = f"{table.count:,} rows"
-    if not table.encoding.startswith("utf"):
-        facts += f", encoding {table.encoding}"
-    names = shortened(", ".join(columns))
-    print(f"{options.file}: {facts}; text: {names}", file=sys.stderr)
-    for note in table.notes:
-        print(f"note: {shortened(note)}", file=sys.stderr)
-    without_text = predict_file(
-        bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k
-    )
-    if without_text:
-        print(
-            f"{without_text:,} of {table.count:,} rows have no text and thus no prediction.",
-            file=sys.stderr,
-        )
-    if options.output:
-        print(f"Predictions: {options.output}", file=sys.stderr)
-
-
-def _find_columns(
-    options: argparse.Namespace, table: TableReader, adapters: Sequence[SavedAdapter]
-) -> list[str]:
-    """Return the columns of a table that hold the texts, as many as in the training."""
-    from houlsby_peft.tables import check_number_of_texts, find_text_columns
-
-    pipelines = {saved.task.pipeline for saved in adapters}
-    count: int | None = 1
-    if options.pairs or pipelines == {"question-answering"}:
-        count = 2
-    elif pipelines == {"text-classification"}:
-        count = None
-    trained_on = []
-    for saved in adapters:
-        if saved.record.text_columns:
-            trained_on.append(saved.record.text_columns)
-    # Adapters that were trained on columns of other names read what the first one reads.
-    recorded = trained_on[0] if trained_on else None
-    columns = find_text_columns(table.columns, options.text_column, count, recorded)
-    for columns_of_training in trained_on:
-        check_number_of_texts(columns, columns_of_training, "--text-column", "This adapter")
-    table.check_texts(columns)
-    return columns
-
-
-def _export(options: argparse.Namespace) -> None:
-    from houlsby_peft.export import export_onnx
-    from houlsby_peft.serving.load import load
-
-    _hide_messages()
-    adapter = load(
-        options.adapter,
-        revision=options.revision,
-        base_model=options.base_model,
-        other_base=options.other_base,
-    )
-    for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
-        size = path.stat().st_size / 1e6
-        print(f"{path}  {size:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
-
-
-def _serve(options: argparse.Namespace) -> None:
-    from houlsby_peft.serving.options import ServiceOptions
-
-    base_model = options.base_model
-    if base_model and Path(base_model).expanduser().is_dir():
-        base_model = str(Path(base_model).expanduser().absolute())
-    on_ray = options.ray or options.replicas is not None or options.print_config
-    cores = os.cpu_count() or 1
-    cpus = options.cpus
-    if cpus is None:
-        # One is left for HTTP.
-        cpus = min(cores, 4) if on_ray else min(max(1, cores - 1), 8)
-    replicas = options.replicas
-    if replicas is None:
-        replicas = max(1, cores // max(1, cpus))
-    service_options = ServiceOptions(
-        # Not resolved: a link may lead to another folder later.
-        adapters=str(Path(options.adapters).expanduser().absolute()),
-        base_model=base_model,
-        batch_size=options.batch_size,
-        cpus=cpus,
-        gpus=options.gpus,
-        compile=options.compile,
-        max_queued=options.max_queued,
-        max_rows=options.max_rows,
-        max_characters=options.max_characters,
-        max_replicas=replicas,
-        tokens=options.tokens,
-        watch=options.watch,
-    )
-    if options.print_config:
-        from houlsby_peft.serving.ray_engine import deployment_file
-
-        print(deployment_file(service_options, options.host, options.port), end="")
-        return
-    from houlsby_peft.serving.server import run
-
-    _hide_messages()
-    run(
-        service_options,
-        options.host,
-        options.port,
-        on_ray=on_ray,
-        is_open=options.open,
-        log=options.log,
-        access_log=options.access_log,
-    )
-
-
-def _convert(options: argparse.Namespace) -> None:
-    from houlsby_peft.adapterhub.convert import convert
-
-    folder = convert(
-        options.source,
-        options.target,
-        to=options.to,
-        base_model=options.base_model,
-        revision=options.revision,
-        with_head=options.with_head,
-        allow_pickle=options.allow_pickle,
-    )
-    print(folder)
-
-
-def _hide_messages() -> None:
-    """Hide messages of PEFT and transformers that users of the command cannot act on."""
-    import warnings
-
-    import transformers
-
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-    transformers.utils.logging.disable_progress_bar()
-
-
-def _card_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments that `push_to_hub` and `write_card` share."""
-    example: Any = _read_inputs(options.example or [], options.pairs) or None
-    if example is not None:
-        _hide_messages()
-        if len(example) == 1:
-            example = example[0]
-    return {
-        "base_model": options.base_model,
-        "results": options.results,
-        "example": example,
-        "metadata": dict(options.metadata or ()),
-    }
-
-
-def _as_utf8(argument: str) -> str:
-    """Return an argument of the command line as UTF-8, whatever the locale."""
-    return os.fsencode(argument).decode("utf-8", "replace")
-
-
-def _read_inputs(texts: Sequence[str], pairs: bool) -> list[Any]:
-    if not pairs:
-        return list(texts)
-    return [tuple(texts[i : i + 2]) for i in range(0, len(texts), 2)]
 
 
 if __name__ == "__main__":
