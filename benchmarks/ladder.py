@@ -24,19 +24,19 @@ from steps import training_step
 from timing import compared, interleaved, keep_freed_memory
 
 
-WIDTHS = (96, 192)
 # With the encoder's hidden states from a file, as by the recipes' --cache_states.
 CACHED = ", kept states"
 
 
 def by_tasks_of_a_text(
-    shape: str, length: int, numbers: list[int], rounds: int, at_most: float
+    shape: str, length: int, widths: list[int], numbers: list[int], rounds: int, at_most: float
 ) -> Rows:
     """Measure one text with 1 to many ladders, relative to a pass with one task.
 
     Args:
         shape: A name of `SHAPES`.
         length: Tokens of the text.
+        widths: The ladders' widths, of which each has its own model.
         numbers: Numbers of tasks.
         rounds: Number of rounds.
         at_most: See `interleaved`; for each width.
@@ -46,7 +46,7 @@ def by_tasks_of_a_text(
     """
     text = torch.randint(0, 30522, (1, length))
     rows: Rows = []
-    for width in WIDTHS:
+    for width in widths:
         model = with_adapters(shape, max(numbers), torch.float32, "cpu", kind="ladder", r=width)
         calls: dict[object, Callable[[], object]] = {}
         calls["base model"] = partial(evaluate, model, text, ["__base__"])
@@ -66,7 +66,7 @@ def _check(model: PeftModel, text: torch.Tensor, number: int) -> None:
     torch.testing.assert_close(evaluate(model, text, [names]), torch.cat(alone), rtol=0, atol=1e-5)
 
 
-def steps(shape: str, rows_of_batch: int, length: int, rounds: int) -> Rows:
+def steps(shape: str, rows_of_batch: int, length: int, widths: list[int], rounds: int) -> Rows:
     """Measure training steps, relative to one that trains nothing.
 
     Returns:
@@ -79,7 +79,7 @@ def steps(shape: str, rows_of_batch: int, length: int, rounds: int) -> Rows:
         "LoRA r=8, all linear layers": METHODS["LoRA r=8, all linear layers"],
         "full fine-tuning": METHODS["full fine-tuning"],
     }
-    for width in WIDTHS:
+    for width in widths:
         for name in (f"ladder r={width}", f"ladder r={width}{CACHED}"):
             methods[name] = houlsby(r=width, kind="ladder")
     batch = inputs(rows_of_batch, length)
@@ -104,20 +104,21 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="base")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rows", type=int, default=32, help="Rows of a training step.")
+    parser.add_argument("--widths", type=int, nargs="+", default=[96, 192])
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
+    shape, length, rounds = arguments.shape, arguments.tokens, arguments.rounds
+    rows: Rows = []
     if "tasks" in arguments.parts:
-        for row in by_tasks_of_a_text(
-            arguments.shape, arguments.tokens, arguments.tasks, arguments.rounds, 240
-        ):
-            print(row, flush=True)
+        rows += by_tasks_of_a_text(shape, length, arguments.widths, arguments.tasks, rounds, 240)
     if "steps" in arguments.parts:
-        for row in steps(arguments.shape, arguments.rows, arguments.tokens, arguments.rounds):
-            print(row, flush=True)
+        rows += steps(shape, arguments.rows, length, arguments.widths, rounds)
+    for row in rows:
+        print(row)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ class Design:
         output: Which state meets the last hidden state of the [CLS] token: its own ("cls"), the
             "mean" of all, or the sum of "both".
         new_pooler: Whether the pooler starts at random, not as the encoder's.
+        start: The first weights of the cells: "random", or "pruned" from the encoder's own.
         epochs: 0: those of the first table in docs/results.md.
     """
 
@@ -67,6 +68,7 @@ class Design:
     inner: float = 2
     output: str = "cls"
     new_pooler: bool = False
+    start: str = "random"
     init_std: float = 0.05
     dropout: float = 0.1
     learning_rate: float = 1e-3
@@ -226,6 +228,8 @@ class Ladder(nn.Module):
         self.pooler = nn.Linear(width, width)
         if not design.new_pooler:
             self.pooler.load_state_dict(encoder.pooler.dense.state_dict())
+        if design.start == "pruned":
+            prune(self, encoder)
         self.classifier = nn.Linear(width, outputs)
         nn.init.normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
@@ -253,6 +257,66 @@ class Ladder(nn.Module):
         pooled = torch.tanh(self.pooler(hidden))
         logits: torch.Tensor = self.classifier(F.dropout(pooled, 0.1, self.training))
         return logits
+
+
+@torch.no_grad()
+def prune(ladder: Ladder, encoder: Any) -> None:
+    """Set what is read, and the cells, to the encoder's own weights, cut to the ladder's width.
+
+    What has the largest weights stays: hidden dimensions, the same ones in all cells, heads of the
+    attention, and rows within bottlenecks. Sung et al. (2022) choose by Fisher information.
+    """
+    layers, hidden = encoder.encoder.layer, encoder.config.hidden_size
+    sizes = torch.zeros(hidden)
+    for layer in layers:
+        sizes += layer.attention.output.dense.weight.square().sum(1)
+        sizes += layer.output.dense.weight.square().sum(1)
+    dimensions = largest(sizes, ladder.design.width)
+    entries = [encoder.embeddings.LayerNorm, *(layer.output.LayerNorm for layer in layers)]
+    downs: Any = ladder.down
+    for number, down, cell in zip(ladder.read, downs, ladder.cells, strict=True):
+        down.weight.copy_(torch.eye(hidden)[dimensions])
+        down.bias.zero_()
+        prune_cell(cell, layers[number], entries[number], dimensions)
+
+
+def prune_cell(cell: Any, layer: Any, entry: nn.LayerNorm, dimensions: torch.Tensor) -> None:
+    """Cut an encoder's layer, which follows the norm `entry`, to some hidden dimensions."""
+    attention = layer.attention
+    parts = [attention.self.query, attention.self.key, attention.self.value]
+    weights = torch.stack([part.weight for part in parts])
+    biases = torch.stack([part.bias for part in parts])
+    heads = (attention.self.num_attention_heads, -1)
+    sizes = weights.unflatten(1, heads).square().sum((0, 2, 3))
+    rows = torch.arange(weights.shape[1]).unflatten(0, heads)[largest(sizes, cell.heads)].flatten()
+    project, output = cell.attention
+    project.weight.copy_(weights[:, rows][:, :, dimensions].flatten(0, 1))
+    project.bias.copy_(biases[:, rows].flatten())
+    cut(output, attention.output.dense, dimensions, rows)
+    cut_norm(cell.attention_norm, entry, dimensions)
+
+    down, up = cell.bottleneck
+    rows = largest(layer.intermediate.dense.weight.square().sum(1), down.out_features)
+    cut(down, layer.intermediate.dense, rows, dimensions)
+    cut(up, layer.output.dense, dimensions, rows)
+    cut_norm(cell.norm, attention.output.LayerNorm, dimensions)
+
+
+def cut(linear: nn.Linear, source: nn.Linear, rows: torch.Tensor, columns: torch.Tensor) -> None:
+    """Copy some rows and columns of a linear layer."""
+    linear.weight.copy_(source.weight[rows][:, columns])
+    linear.bias.copy_(source.bias[rows])
+
+
+def cut_norm(norm: nn.LayerNorm, source: nn.LayerNorm, dimensions: torch.Tensor) -> None:
+    """Copy some dimensions of a norm."""
+    norm.weight.copy_(source.weight[dimensions])
+    norm.bias.copy_(source.bias[dimensions])
+
+
+def largest(sizes: torch.Tensor, number: int) -> torch.Tensor:
+    """Return the positions of the largest numbers, in order."""
+    return sizes.topk(number).indices.sort().values
 
 
 def train(design: Design, folder: Path, encoder: Any) -> dict[str, Any]:
