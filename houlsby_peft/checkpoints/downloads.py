@@ -90,15 +90,24 @@ def explain_hub_errors(subject: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        of_hub = [cause for cause in _causes(error) if isinstance(cause, _ERRORS_OF_HUB)]
-        if not of_hub:
+        # No variable here holds the error, which would keep this frame, and all that called it.
+        reason = _find_reason(error)
+        if reason is None:
             raise
-        refusals = [cause for cause in of_hub if isinstance(cause, errors.HfHubHTTPError)]
-        innermost = of_hub[-1]
-        reason = str(refusals[0] if refusals else innermost)
-        if not refusals and isinstance(innermost, _HTTP_ERROR):
-            reason = f"{constants.ENDPOINT} cannot be reached ({reason}). Check the network."
-        raise HubError(f"{subject}: {' '.join(reason.split())}") from error
+        raise HubError(f"{subject}: {reason}") from error
+
+
+def _find_reason(error: Exception) -> str | None:
+    """Return what the Hub's client or the network says, on one line; None for another error."""
+    of_hub = [cause for cause in _causes(error) if isinstance(cause, _ERRORS_OF_HUB)]
+    if not of_hub:
+        return None
+    refusals = [cause for cause in of_hub if isinstance(cause, errors.HfHubHTTPError)]
+    innermost = of_hub[-1]
+    reason = str(refusals[0] if refusals else innermost)
+    if not refusals and isinstance(innermost, _HTTP_ERROR):
+        reason = f"{constants.ENDPOINT} cannot be reached ({reason}). Check the network."
+    return " ".join(reason.split())
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import DataCollatorWithPadding
 
+from ..errors import AdapterError, HubError
 from .readers import Reader, Request, Row
 
 
@@ -48,11 +49,24 @@ def split_batches(items: Sequence[T], batch_size: int) -> Iterator[Sequence[T]]:
 
 
 def attempt(catch: tuple[type[Exception], ...], function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function returns, or the error that it raises if that is to be caught."""
+    """Return what a function returns, or the error that it raises if that is to be caught.
+
+    An error that gives its reason has no traceback, whose frames would keep the adapters of other
+    tasks in memory.
+    """
     try:
         return function(*args)
     except catch as error:
+        if isinstance(error, (AdapterError, HubError, ValueError)):
+            _drop_tracebacks(error)
         return error
+
+
+def _drop_tracebacks(error: BaseException | None) -> None:
+    """Take the traceback off an error, and off those that have led to it."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _group(rows: Iterable[Row]) -> list[list[Row]]:

@@ -318,6 +318,50 @@ def test_errors_in_place_of_results_leave_nothing_in_the_model(base, folders, al
     assert shapes[1:] == shapes[:1] * 2
 
 
+def ask_a_lost_one(bank):
+    with pytest.raises(HubError):
+        bank.predict([(["topic", "lost"], WORDS[0])])
+
+
+def ask_a_lost_one_for_its_error(bank):
+    [results] = bank.predict([(["topic", "lost"], WORDS[0])], return_errors=True)
+    assert isinstance(results["lost"], HubError)
+
+
+def ask_what_is_no_text(bank):
+    [results] = bank.predict([(["topic", "similarity"], 3)], return_errors=True)
+    assert all(isinstance(error, ValueError) for error in results.values())
+
+
+@pytest.mark.parametrize(
+    "fail", [ask_a_lost_one, ask_a_lost_one_for_its_error, ask_what_is_no_text]
+)
+def test_after_an_error_a_removed_task_is_gone_at_once(fail, folders, tmp_path):
+    """The frames of an error, which hold tasks, would wait for a garbage collection."""
+    bank = TaskBank({**folders, "lost": tmp_path / "lost"})
+    bank.predict([("topic", WORDS[0])])
+    gc.disable()
+    try:
+        fail(bank)
+        bank.remove("topic")
+        assert "topic" not in bank.held
+    finally:
+        gc.enable()
+
+
+def test_serving_beside_one_that_is_lost(folders, tmp_path):
+    """As above, with the error of a task that is loaded in the same call."""
+    bank = TaskBank({})
+    gc.disable()
+    try:
+        assert set(bank.serve({"topic": folders["topic"], "lost": tmp_path / "lost"})) == {"lost"}
+        assert bank.held == ("topic",)
+        bank.remove("topic")
+        assert bank.held == ()
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_batch_has_at_least_one_input(size, folders):
     bank = TaskBank(folders)
