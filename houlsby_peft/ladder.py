@@ -66,7 +66,8 @@ class LadderLayer(nn.Module):
         """
         reading = self.read_proj(hidden)
         if self.gate is not None and state is not None:
-            reading = torch.lerp(reading, state, self.gate.sigmoid())
+            gate = self.gate.sigmoid().to(reading.dtype)  # under autocast, another one
+            reading = torch.lerp(reading, state, gate)
         state = reading
         parts = self.attention_in(self.attention_norm(state)).unflatten(-1, (3, self.heads, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4)

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import os
 import struct
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -163,10 +164,12 @@ class StateCache:
             if isinstance(value, torch.Tensor) and name != "attention_mask":
                 facts.append(value.cpu().expand_as(ids))
         tokens = torch.stack(facts, -1)
+        precision = _autocast_of(inputs["input_ids"].device)
         self._digests = []
         for row, row_mask in zip(tokens, self._mask, strict=True):
             content = row[row_mask].numpy().tobytes()
-            self._digests.append(hashlib.blake2b(content, digest_size=_DIGEST).digest())
+            digest = hashlib.blake2b(content, digest_size=_DIGEST, person=precision)
+            self._digests.append(digest.digest())
         self._recorded.clear()
         self._replayed = None
         is_known = all(digest in self.file for digest in self._digests)
@@ -176,7 +179,8 @@ class StateCache:
     def _read(self, device: torch.device) -> dict[int, torch.Tensor]:
         """Return the kept inputs of the layers, `(rows, tokens, d)` each."""
         states = torch.zeros(*self._mask.shape, *self.file.shape, dtype=self.file.dtype)
-        states[self._mask] = torch.cat([self.file.read(digest) for digest in self._digests])
+        for row, row_mask, digest in zip(states, self._mask, self._digests, strict=True):
+            row[row_mask] = self.file.read(digest)
         by_layer = states.to(device).movedim(2, 0).contiguous()
         return dict(zip(self._kept, by_layer, strict=True))
 
@@ -204,10 +208,26 @@ class StateCache:
         states = torch.stack(kept, 2).to(self.file.dtype).cpu()
         new: dict[bytes, torch.Tensor] = {}
         for digest, row, row_mask in zip(self._digests, states, self._mask, strict=True):
-            if digest not in self.file:
-                new[digest] = row[row_mask]
+            if digest in self.file:
+                continue
+            state = row[row_mask]
+            if state.isfinite().all():
+                new[digest] = state
+            else:
+                warnings.warn(
+                    f"Hidden states that are too large for {self.file.dtype} are not kept: the "
+                    "encoder reads their texts each time. It keeps them if it is in bfloat16.",
+                    stacklevel=2,
+                )
         self.file.add(new)
         self._recorded.clear()
+
+
+def _autocast_of(device: torch.device) -> bytes:
+    """Return what tells passes in one precision from those in another; empty without autocast."""
+    if not torch.is_autocast_enabled(device.type):
+        return b""
+    return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.").encode()
 
 
 def _find_ladder(model: PeftModel) -> Place:

@@ -342,6 +342,22 @@ def test_in_half_precision_the_ladder_stays_in_full():
     assert model(**BATCH).logits.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["Bert", "MPNet", "ModernBert"])
+def test_autocast_computes_the_same_in_half_precision(name):
+    model = with_ladder(encoder(name))
+    batch = {**BATCH, "labels": torch.tensor([0, 1, 1])}
+    gradients = []
+    for is_half in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_half):
+            loss = model(**batch).loss
+        loss.backward()
+        weights = [weight for weight in model.parameters() if weight.grad is not None]
+        gradients.append(torch.cat([weight.grad.flatten() for weight in weights]))
+        model.zero_grad()
+    difference = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+    assert 0 < difference < 0.1
+
+
 @pytest.mark.parametrize(
     ("reads", "message"),
     [

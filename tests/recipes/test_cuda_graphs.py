@@ -9,9 +9,11 @@ import pytest
 import torch
 from peft import get_peft_model
 
+import glue
 from common.arguments import RecipeTrainingArguments
 from common.edge import RecipeError
 from houlsby_peft import GraphedStep, HoulsbyConfig
+from recipe_runs import results_of, run
 from tiny_models import tiny_bert
 
 
@@ -57,6 +59,37 @@ def test_a_step_may_take_inputs_out(monkeypatch):
     step = GraphedStep(lambda inputs: inputs.pop("labels").sum(), [])
     for _ in range(3):
         assert step({"labels": torch.ones(2)}) == 2
+
+
+class ScheduleFree(torch.optim.AdamW):
+    """As the optimizers of the package schedulefree, which refuse a step between `eval` and
+    `train`.
+    """
+
+    is_training = False
+
+    def train(self) -> None:
+        self.is_training = True
+
+    def eval(self) -> None:
+        self.is_training = False
+
+    def step(self, closure=None):
+        assert self.is_training
+        return super().step(closure)
+
+
+def test_a_schedule_free_optimizer_trains_between_evaluations(
+    encoder, glue_data, tmp_path, monkeypatch
+):
+    """A graph is the step itself here."""
+    monkeypatch.setattr("common.arguments.RecipeTrainingArguments._check_cuda_graphs", bool)
+    monkeypatch.setattr("common.trainer.GraphedStep", lambda step, parameters: step)
+    monkeypatch.setattr(torch.optim, "AdamW", ScheduleFree)
+    folders = ("--model_name", encoder, "--data_dir", glue_data, "--output_dir", tmp_path / "run")
+    flags = ("--task", "cola", "--num_train_epochs", "2", "--use_cpu", "--cuda_graphs", "true")
+    run(glue, *flags, *map(str, folders))
+    assert len(results_of(tmp_path / "run")["epochs"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,32 @@ def test_other_positions_are_another_text(tmp_path):
         torch.testing.assert_close(cached(**inputs).last_hidden_state, expected)
 
 
+@torch.no_grad()
+def test_states_in_another_precision_are_others(tmp_path):
+    """Those of a run with autocast, in the file of one without."""
+    model, inputs = with_ladder("bert"), CASES["bert"].batch(3)
+    expected = model(**inputs).last_hidden_state
+    StateCache(model, tmp_path)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            model(**inputs)
+
+    torch.testing.assert_close(model(**inputs).last_hidden_state, expected, atol=0, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:Hidden states that are too large")
+def test_states_too_large_for_the_file(tmp_path):
+    model, inputs = with_ladder("bert"), CASES["bert"].batch(3)
+    norm = model.get_base_model().encoder.layer[0].output.LayerNorm
+    norm.weight *= 1e6
+    expected = model(**inputs).last_hidden_state
+    assert expected.isfinite().all()
+    StateCache(model, tmp_path)
+    for _ in range(2):
+        torch.testing.assert_close(model(**inputs).last_hidden_state, expected, atol=0, rtol=0)
+
+
 def test_killed_writer_beside_another(tmp_path):
     """Which has opened the file before."""
     path, states = tmp_path / "a.states", torch.randn(3, 2, 4).half()
