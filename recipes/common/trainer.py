@@ -251,8 +251,9 @@ class RecipeTrainer(Trainer):
         if self._graphed_step is None:
             self._graphed_step = GraphedStep(partial(self._run_passes, model), model.parameters())
         model.train()
-        if callable(getattr(self.optimizer, "train", None)):
-            self.optimizer.train()  # a schedule-free one has other weights for evaluations
+        optimizer: Any = self.optimizer
+        if callable(getattr(optimizer, "train", None)):
+            optimizer.train()  # a schedule-free one has other weights for evaluations
         return self._graphed_step(self._prepare_inputs(inputs))
 
     def _run_passes(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
