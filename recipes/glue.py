@@ -24,9 +24,9 @@ from typing import Any
 from common.command import TASK, Command
 from common.edge import end_with_one_line, log
 from common.glue_tasks import GlueTask, find_tasks, parse_arguments, write_all
-from common.model import Saved
 from common.run import EVALUATION
-from common.task import run_task
+from common.run_task import run_task
+from common.saved import Saved
 
 
 def main() -> None:

@@ -39,10 +39,12 @@ from common.arguments import RecipeTrainingArguments, TextArguments
 from common.command import Command, parse_command
 from common.data import check_columns, find_text_columns, rows_with_text, tokenize
 from common.edge import RecipeError, end_with_one_line, log
-from common.model import Saved, apply_method, config_of, keep_pooler, load_model
+from common.model import apply_method, config_of, keep_pooler, load_model
 from common.reading import files_of, load_data
+from common.run_task import run_task
+from common.saved import Saved
 from common.splits import divide
-from common.task import Task, run_task
+from common.task import Task
 from common.trainer import RecipeTrainer
 from houlsby_peft.checkpoints.downloads import find_packaged
 

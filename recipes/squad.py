@@ -31,7 +31,6 @@ from common.data import check_fast, sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.files import write_json
 from common.metrics import Examples
-from common.model import Saved
 from common.presets import with_preset
 from common.questions import (
     ANSWERED,
@@ -43,7 +42,9 @@ from common.questions import (
     training_windows,
 )
 from common.reading import files_of, load_data
-from common.task import Task, run_task
+from common.run_task import run_task
+from common.saved import Saved
+from common.task import Task
 from common.trainer import RecipeTrainer
 from houlsby_peft.serving.answers import QUESTION_TOKENS, Windows
 

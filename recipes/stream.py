@@ -27,7 +27,7 @@ from common.edge import RecipeError, end_with_one_line
 from common.files import write_json
 from common.label_issues import as_loaded, check_labels
 from common.reading import files_of
-from common.task import run_task
+from common.run_task import run_task
 
 
 STREAM_FILE = "stream.json"

@@ -23,11 +23,11 @@ from common.command import parse_command
 from common.edge import end_with_one_line, log
 from common.label_issues import check_labels
 from common.labels import MULTI, find_labels
-from common.model import Saved
 from common.reading import files_of, load_data
+from common.run_task import run_task
+from common.saved import Saved
 from common.splits import divide
 from common.tagging import TaggingTask, number_tags
-from common.task import run_task
 from common.words import read_words
 
 

@@ -59,12 +59,12 @@ from common.label_reading import (
     rows_with_label,
 )
 from common.labels import MULTI, REGRESSION, SHOWN, SINGLE, Labels, find_labels
-from common.model import Saved
 from common.reading import files_of, load_data
 from common.run import WHERE
+from common.run_task import run_task
+from common.saved import Saved
 from common.scores import SCORES, ClassScores, ValueScores, check_finite
 from common.splits import divide, report_repeated
-from common.task import run_task
 
 
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
@@ -196,7 +196,7 @@ def _can_scale(model: PreTrainedModel, training: RecipeTrainingArguments) -> boo
 
 
 def run(command: Command) -> dict[str, Any]:
-    """Train on the data of the command line, or score what is saved: see common.task.run_task."""
+    """Train on the data of the command line, or score what is saved: see common/run_task.py."""
     command = command.for_task(command.arguments.name)
     arguments, training = command.arguments, command.training
     load = check_labels(partial(load_task, arguments, training), command)

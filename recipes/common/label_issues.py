@@ -37,7 +37,8 @@ from common.command import Command
 from common.data import sample
 from common.edge import log
 from common.labels import MULTI, SINGLE, Labels
-from common.model import Saved, find_dtype, load_model, on_main
+from common.model import find_dtype, load_model, on_main
+from common.saved import Saved
 from common.scores import defused
 from common.task import Task
 from houlsby_peft.checkpoints.downloads import find_packaged

@@ -288,27 +288,6 @@ def find_saved(folder: Path) -> Path | None:
     return None
 
 
-def find_evaluated(name: str | None, training: Any) -> str | None:
-    """Return what to score: a folder with an adapter or a model, or the name of an adapter on the
-    Hub; None to train.
-
-    `name` is that of the command line. The folder of a run stands for what it has saved.
-    """
-    if name is None and training.do_train:
-        return None
-    folder = Path(name or training.output_dir).expanduser()
-    saved = find_saved(folder)
-    if saved is not None:
-        return str(saved)
-    if name is None:
-        raise RecipeError(
-            "Without --do_train, --do_eval and --do_predict score what the run in --output_dir has "
-            f"saved, and {folder} has neither adapter nor model. Give --do_train as well, or "
-            "--evaluate with a folder."
-        )
-    return name
-
-
 def is_houlsby(folder: Path) -> bool:
     return (read_object(folder / "adapter_config.json") or {}).get("peft_type") == "HOULSBY"
 

@@ -56,9 +56,10 @@ from common.checkpoints import last_checkpoint
 from common.data import sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.glue_tasks import TASKS, GlueTask, parse_arguments
+from common.progress import scores_per_epoch
 from common.run import lock
 from common.schedule import settle_schedule
-from common.trainer import RecipeTrainer, scores_per_epoch
+from common.trainer import RecipeTrainer
 from houlsby_peft import HoulsbyLayer
 
 

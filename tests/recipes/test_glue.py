@@ -32,7 +32,8 @@ from common.glue_tasks import (
     numeric_labels,
     parse_arguments,
 )
-from common.trainer import RecipeTrainer, scores_per_epoch
+from common.progress import scores_per_epoch
+from common.trainer import RecipeTrainer
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import logits_of, results_of, run, write

@@ -26,7 +26,7 @@ import killed_runs
 from common.checkpoints import COMPLETE, step_of
 from common.edge import RecipeError, end_with_one_line
 from common.run import CONTENT, command_line, describe_content, differences, lock
-from common.trainer import _OrderOfEpoch
+from common.trainer import OrderOfEpoch
 from recipe_runs import results_of, run, write
 
 
@@ -125,7 +125,7 @@ def test_batches_of_like_lengths_come_in_random_order():
     lengths = torch.randint(1, 100, (402,), generator=torch.Generator().manual_seed(0)).tolist()
     sampler = LengthGroupedSampler(4, lengths=lengths)
     seeds = iter([7, 7, 8])
-    order = _OrderOfEpoch(sampler, lambda: next(seeds))
+    order = OrderOfEpoch(sampler, lambda: next(seeds))
     epochs = [list(order) for _ in range(3)]
 
     assert epochs[0] == epochs[1] != epochs[2]

@@ -12,8 +12,8 @@ from common.data import sample
 from common.edge import RecipeError
 from common.files import read_object
 from common.glue_tasks import TASKS, GlueTask
-from common.model import load_saved
 from common.run import RESULTS_FILE, find_saved
+from common.saved import load_saved
 from common.trainer import RecipeTrainer
 from houlsby_peft.checkpoints.downloads import find_packaged
 from results.read import Results
