@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from .questions import Question
 from .readers import Request, Row
-from .task_bank import Question, TaskBank
+from .task_bank import TaskBank
 
 
 # The seconds that a batch should take, as a short text may have to wait for one.

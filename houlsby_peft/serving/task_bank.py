@@ -7,7 +7,7 @@ import os
 import reprlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -19,39 +19,17 @@ from ..errors import AdapterError, shortened
 from .adapter_list import read_adapters
 from .forward import attempt, run_rows, split_batches
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
+from .questions import EXAMPLE, Question, check_requests, group_results, make_request
 from .readers import Input, Reader, Request, Row
 
 
 _LOG = logging.getLogger(__name__)
 # Tasks that `warm_up` predicts in one batch.
 _WARM_UP_TASKS = 32
-# Stands for an example of the kind that a task reads.
-_EXAMPLE: Any = object()
 
 
 class UnknownTaskError(AdapterError):
     """The bank has no such task."""
-
-
-@dataclass(eq=False)
-class Question:
-    """An input for one task, on its way to the result.
-
-    Attributes:
-        task: The task, or the error of finding it.
-        text: The input.
-        top_k: As for `TaskBank.predict`.
-        all_classes: Whether a task with classes returns all of them, whatever its threshold.
-        request: The encoded input, or why it cannot be answered; None before `TaskBank.encode`.
-        rows: The rows of batches that `TaskBank.run` has to predict.
-    """
-
-    task: BankTask | Exception
-    text: Input
-    top_k: int | None = None
-    all_classes: bool = False
-    request: Request | Exception | None = None
-    rows: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -181,7 +159,7 @@ class TaskBank:
         """
         several = list(requests)
         limits = list(top_k) if isinstance(top_k, Sequence) else [top_k] * len(several)
-        _check_requests(several, limits)
+        check_requests(several, limits)
         catch: tuple[type[Exception], ...] = (Exception,) if return_errors else ()
         # Until all requests are answered, these keep the adapters that the tasks have now.
         questions = []
@@ -192,7 +170,7 @@ class TaskBank:
         results: list[Any] = []
         for batch in split_batches(questions, batch_size):
             results += self._predict_batch(batch, batch_size, catch)
-        return _group_results(several, results)
+        return group_results(several, results)
 
     def ask(
         self, text: Input, tasks: Iterable[str] | None = None, batch_size: int = 64
@@ -328,7 +306,7 @@ class TaskBank:
         """
         if tasks is None:
             tasks = self.tasks
-        questions = [Question(self._find(name), _EXAMPLE) for name in tasks]
+        questions = [Question(self._find(name), EXAMPLE) for name in tasks]
         for batch in split_batches(questions, _WARM_UP_TASKS):
             self._predict_batch(batch, _WARM_UP_TASKS, ())
 
@@ -419,7 +397,7 @@ class TaskBank:
         with self._lock:
             readers = unreadable | self._hold(tasks, catch)
             for question in questions:
-                question.request = attempt(catch, _request, question, readers)
+                question.request = attempt(catch, make_request, question, readers)
                 if isinstance(question.request, Request):
                     question.rows = question.request.rows()
                     self._open[question] = None
@@ -454,52 +432,3 @@ class TaskBank:
             for question in batch:
                 self._open.pop(question, None)
                 question.request, question.rows = None, []  # which take memory
-
-
-def _request(
-    question: Question, readers: Mapping[BankTask, Reader | Exception]
-) -> Request | Exception:
-    """Return the checked input of a question, or why its adapter cannot be used."""
-    task = question.task
-    if isinstance(task, Exception):
-        return task
-    reader = readers[task]
-    if isinstance(reader, Exception):
-        return reader
-    text = reader.example if question.text is _EXAMPLE else question.text
-    if question.all_classes:
-        top_k = len(reader.labels) if reader.has_classes else None
-        return reader.request(text, top_k)
-    return reader.request(text, question.top_k, task.source.threshold)
-
-
-def _group_results(
-    requests: Iterable[tuple[str | Sequence[str], Input]], results: Sequence[Any]
-) -> list[Any]:
-    """Return one result per request: for a list of tasks, a dict with the result of each."""
-    answers: list[Any] = []
-    start = 0
-    for tasks, _ in requests:
-        if isinstance(tasks, str):
-            answers.append(results[start])
-            start += 1
-        else:
-            end = start + len(tasks)
-            answers.append(dict(zip(tasks, results[start:end], strict=True)))
-            start = end
-    return answers
-
-
-def _check_requests(requests: Sequence[object], limits: Sequence[object]) -> None:
-    """Refuse requests that are not pairs, which would be read as others or fail without a word."""
-    for request in requests:
-        if not isinstance(request, (tuple, list)) or len(request) != 2:
-            raise ValueError(
-                "Each request must be a pair of a task, or a list of tasks, and an input; got "
-                f"{shortened(repr(request))}. For one text: bank.ask(text)."
-            )
-    if len(limits) != len(requests):
-        raise ValueError(
-            f"top_k must be one number, or one for each of the {len(requests)} requests; got "
-            f"{len(limits)}."
-        )
