@@ -162,10 +162,9 @@ def refuse_other_bases() -> Iterator[None]:
 
 
 def report_other_base(
-    recorded_name: str | None, model: nn.Module, differences: Sequence[str], adapter_name: str
+    recorded_name: str | None, name: str, differences: Sequence[str], adapter_name: str
 ) -> None:
     """Warn that an adapter is put on a base model that it was not trained on, or refuse it."""
-    name = getattr(model, "name_or_path", None) or type(model).__name__
     message = (
         f"Adapter {adapter_name!r} was trained on the base model "
         f"{shortened(recorded_name or 'of unknown name')!r} and is loaded on {name!r}, which "

@@ -202,7 +202,8 @@ class Plan:
             return AdapterRecord(base=self.base, **facts, **label_facts(self.config, model))
         record = saved.record
         if differences := compare_fingerprints(record.base, self.base):
-            report_other_base(self.config.base_model_name_or_path, model, differences, adapter_name)
+            name = getattr(model, "name_or_path", None) or type(model).__name__
+            report_other_base(self.config.base_model_name_or_path, name, differences, adapter_name)
         facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
         return replace(record, **facts)
 
