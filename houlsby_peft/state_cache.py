@@ -106,6 +106,9 @@ class StateFile:
 class StateCache:
     """Runs a frozen encoder from its kept states, where all texts of a batch have some.
 
+    States are kept in half precision, apart for each dtype of autocast. A text whose states are too
+    large for float16 is read each time.
+
     Args:
         model: A model whose only adapter is a ladder, to be trained in one process. Its encoder
             reads token numbers, not embeddings.
@@ -130,7 +133,7 @@ class StateCache:
         }
         # The layers whose inputs are kept. The last one runs, and the embeddings give the first.
         self._kept = [index for index in range(1, last + 1) if index in (*self._readers, last)]
-        self._parameters = inspect.signature(encoder.forward)
+        self._signature = inspect.signature(encoder.forward)
         weight = next(encoder.parameters())
         dtype = weight.dtype if weight.dtype.itemsize == 2 else torch.float16
         name = f"{_digest_of_weights(encoder)}-{'_'.join(map(str, self._kept))}.states"
@@ -140,12 +143,12 @@ class StateCache:
         self.keeps_new = True
         # In a pass: the inputs of layers that stand for those below, or that are to be kept.
         self._replayed: dict[int, torch.Tensor] | None = None
-        self._recorded: dict[int, torch.Tensor] = {}
+        self._to_keep: dict[int, torch.Tensor] = {}
         self._digests: list[bytes] = []
         self._mask = torch.zeros(0)
-        # The length of the tuple that a layer returns, or 0 if it returns hidden states alone; None
-        # until one has run.
-        self._length: int | None = None
+        # Of the tuple that a layer returns; 0 if it returns hidden states alone, and None until one
+        # has run.
+        self._parts_of_output: int | None = None
         encoder.register_forward_pre_hook(self._begin, with_kwargs=True)
         encoder.register_forward_hook(self._end)
         for index in range(last):
@@ -154,7 +157,7 @@ class StateCache:
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out which texts the encoder is called with, and whether their states are kept."""
-        inputs = self._parameters.bind(*args, **kwargs).arguments
+        inputs = self._signature.bind(*args, **kwargs).arguments
         ids: torch.Tensor = inputs["input_ids"].cpu()
         mask: torch.Tensor | None = inputs.get("attention_mask")
         self._mask = torch.ones_like(ids).bool() if mask is None else mask.cpu().bool()
@@ -170,10 +173,10 @@ class StateCache:
             content = row[row_mask].numpy().tobytes()
             digest = hashlib.blake2b(content, digest_size=_DIGEST, person=precision)
             self._digests.append(digest.digest())
-        self._recorded.clear()
+        self._to_keep.clear()
         self._replayed = None
         is_known = all(digest in self.file for digest in self._digests)
-        if is_known and self._length is not None:
+        if is_known and self._parts_of_output is not None:
             self._replayed = self._read(inputs["input_ids"].device)
 
     def _read(self, device: torch.device) -> dict[int, torch.Tensor]:
@@ -190,21 +193,23 @@ class StateCache:
         """Run a layer, or return what it returned before."""
         if self._replayed is None:
             output = forward(hidden, *args, **kw)
-            self._length = len(output) if isinstance(output, tuple) else 0
-            self._recorded[index + 1] = output[0] if self._length else output
+            self._parts_of_output = len(output) if isinstance(output, tuple) else 0
+            self._to_keep[index + 1] = output[0] if self._parts_of_output else output
             return output
         if index in self._readers:
             reader: Any = self._readers[index]
             reader.tell_residual_users((hidden,), {})
         # Where nothing reads the next layer's input, this one's stands for it.
         state = self._replayed.get(index + 1, hidden).to(hidden.dtype)
-        return (state, *[None] * (self._length - 1)) if self._length else state
+        if not self._parts_of_output:
+            return state
+        return (state, *[None] * (self._parts_of_output - 1))
 
     def _end(self, *_: Any) -> None:
         """Keep the states of the texts that are new."""
         if self._replayed is not None or not self.keeps_new:
             return
-        kept = [self._recorded[index].detach() for index in self._kept]
+        kept = [self._to_keep[index].detach() for index in self._kept]
         states = torch.stack(kept, 2).to(self.file.dtype).cpu()
         new: dict[bytes, torch.Tensor] = {}
         for digest, row, row_mask in zip(self._digests, states, self._mask, strict=True):
@@ -220,7 +225,7 @@ class StateCache:
                     stacklevel=2,
                 )
         self.file.add(new)
-        self._recorded.clear()
+        self._to_keep.clear()
 
 
 def _autocast_of(device: torch.device) -> bytes:

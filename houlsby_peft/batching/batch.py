@@ -20,7 +20,8 @@ from ..layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
 from .fan_out import FanOut
 from .heads import head_key, head_of_rows, saves_starts
-from .rows import RowFinder, Rows, first_tensor, has_any, run_adapter, select_rows
+from .parts import first_tensor, has_any, index_of, join, run_adapter, select_rows
+from .rows import RowFinder, Rows
 from .slots import Slots
 from .stack import Choice, ChoiceOfTensor, Stack, multiplies_last, stacking_key
 
@@ -49,7 +50,7 @@ class MixedBatch:
         self._groups: dict[type, dict[object, list[_Group]]] = {}
         # In a CUDA graph, all rows are of adapters in the same slots: these, and each row's number,
         # which changes from batch to batch.
-        self.recorded: tuple[Slots, torch.Tensor] | None = None
+        self.slots_in_graph: tuple[Slots, torch.Tensor] | None = None
         # By slots and names: the same at all places.
         self._in_slots: dict[tuple[Slots, tuple[str, ...]], tuple[Choice, _Selection]] = {}
         self._choices: dict[tuple[int, ...], Choice] = {}
@@ -112,12 +113,12 @@ class MixedBatch:
         """Run a layer of any kind once per adapter."""
         outputs, rows_of_outputs = [], []
         for name, rows in _rows_by_name(names).items():
-            index = _index(rows, device)
+            index = index_of(rows, device)
             selected_args, selected_kwargs = select_rows((args, kwargs), index, len(names))
             with self._only(name):
                 outputs.append(run_adapter(layer, name, selected_args, selected_kwargs))
             rows_of_outputs.append(rows)
-        return _join(layer, outputs, rows_of_outputs)
+        return join(layer, outputs, rows_of_outputs)
 
     def _run_heads(
         self,
@@ -136,7 +137,7 @@ class MixedBatch:
         for several in members.values():
             first, *others = several
             rows = [row for row, name in enumerate(names) if name in several]
-            index = _index(rows, device)
+            index = index_of(rows, device)
             selected_args, selected_kwargs = select_rows((args, kwargs), index, len(names))
             head = several[first]
             if others:
@@ -146,7 +147,7 @@ class MixedBatch:
             with self._only(first):
                 outputs.append(layer.run_head(head, *selected_args, **selected_kwargs))
             rows_of_outputs.append(rows)
-        return _join(layer, outputs, rows_of_outputs)
+        return join(layer, outputs, rows_of_outputs)
 
     @contextmanager
     def _only(self, name: str) -> Iterator[None]:
@@ -220,8 +221,8 @@ class MixedBatch:
 
     def _choose_in(self, slots: Slots, names: tuple[str, ...]) -> tuple[Choice, _Selection]:
         """Return the slot of each row that has one."""
-        if self.recorded is not None and self.recorded[0] is slots:
-            _, index = self.recorded
+        if self.slots_in_graph is not None and self.slots_in_graph[0] is slots:
+            _, index = self.slots_in_graph
             if self.only_name is not None:  # wherever the rows are
                 return ChoiceOfTensor(index[:1].repeat(len(names))), _ALL
             return ChoiceOfTensor(index.repeat_interleave(len(names) // len(index))), _ALL
@@ -333,52 +334,6 @@ class _Group:
     # The bottleneck of each of their rows.
     choice: Choice
     rows: _Selection
-
-
-def _index(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:
-    """Return what selects rows of a tensor: without a copy to a GPU, which waits for it, if they
-    are consecutive.
-    """
-    first, last = rows[0], rows[-1]
-    if last - first + 1 == len(rows):
-        return slice(first, last + 1)
-    return torch.tensor(rows, device=device)
-
-
-def _join(
-    layer: nn.Module,
-    outputs: Sequence[Any],
-    rows_of_outputs: Sequence[Sequence[int]],
-) -> Any:
-    """Return one output with all rows, from outputs of the shapes `(rows of one adapter, ...)`.
-
-    Heads with fewer outputs than the widest are filled up with -inf, which no softmax or argmax
-    ever chooses.
-    """
-    first = outputs[0]
-    if isinstance(first, tuple) and not any(isinstance(value, torch.Tensor) for value in first[1:]):
-        hidden = _join(layer, [output[0] for output in outputs], rows_of_outputs)
-        return (hidden, *first[1:])
-    for output, rows in zip(outputs, rows_of_outputs, strict=True):
-        if not isinstance(output, torch.Tensor) or output.shape[:1] != (len(rows),):
-            module = getattr(layer, "original_module", layer)
-            raise TypeError(
-                "In a mixed batch, a module must return one tensor with a row per example; "
-                f"{type(module).__name__} does not. Run the rows of each adapter separately."
-            )
-    dtype, shape = first.dtype, [sum(map(len, outputs)), *first.shape[1:]]
-    for output in outputs:
-        # The base model's head may be in another precision.
-        dtype = torch.promote_types(dtype, output.dtype)
-        if output.dim() > 1:
-            shape[-1] = max(shape[-1], output.shape[-1])
-    result = first.new_full(shape, float("-inf"), dtype=dtype)
-    for output, rows in zip(outputs, rows_of_outputs, strict=True):
-        part = result
-        if output.dim() > 1:
-            part = result[..., : output.shape[-1]]
-        part[_index(rows, output.device)] = output.to(dtype)
-    return result
 
 
 @contextmanager

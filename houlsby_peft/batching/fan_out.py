@@ -26,11 +26,11 @@ from transformers import Cache
 from ..heads.head import HoulsbyHead
 from ..layer import HoulsbyLayer
 from ..tuner_layer import Batch, HoulsbyTunerLayer, batch_of
-from .rows import has_any, select_rows
+from .parts import has_any, select_rows
 
 
 # What holds the output of inner modules, which would have one row per text.
-_RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
+_COLLECTED = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
 class _BatchOfPairs(Batch, Protocol):
@@ -59,8 +59,8 @@ class FanOut:
             return_inverse=True, return_counts=True
         )
         self._first = counts.cumsum(0) - counts
-        # Whether the model records the outputs of its layers.
-        self._is_recorded = False
+        # Whether the model collects the outputs of its layers.
+        self._is_collected = False
         # The tensors that repeat a row of each text, by their numbers.
         self._repeated: dict[int, ReferenceType[torch.Tensor]] = {}
         # Whether a row that is repeated may be a view of one, which must not change in place.
@@ -95,7 +95,7 @@ class FanOut:
             return None
 
         def start(_: nn.Module, args: Any, kwargs: Any = None) -> Any:
-            if not is_running() or batch.is_changed or self._is_recorded:
+            if not is_running() or batch.is_changed or self._is_collected:
                 return None
             return self._narrow(args, kwargs)
 
@@ -129,11 +129,11 @@ class FanOut:
                 "Repeat the text."
             )
         config = getattr(model, "config", None)
-        self._is_recorded = False
-        for name in _RECORDED:
+        self._is_collected = False
+        for name in _COLLECTED:
             option = kwargs.get(name)
             if option or (option is None and getattr(config, name, False)):
-                self._is_recorded = True
+                self._is_collected = True
         if getattr(config, "use_cache", False):
             kwargs = {"use_cache": False, **kwargs}
         return self.repeat((args, kwargs))

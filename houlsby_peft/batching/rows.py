@@ -22,12 +22,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
-from transformers.utils.generic import ModelOutput
 
 from ..errors import AdapterError
-from ..heads.head import HoulsbyHead
 from ..modules import is_inside
 from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer
+from .parts import first_tensor, run_adapter, select_rows
 
 
 _FOREIGN = "this part reads inputs, such as images, that may belong to any row"
@@ -275,58 +274,6 @@ class RowFinder:
         with torch.no_grad(), self.activate(trial):
             self.model(*args, **inputs)
         return trial.calls
-
-
-def run_adapter(
-    layer: Any, adapter_name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run a tuner layer, a head or a wrapper of PEFT's as one adapter does, or as the base model
-    does for `BASE`.
-    """
-    if isinstance(layer, (HoulsbyTunerLayer, HoulsbyHead)):
-        return layer.run_adapter(adapter_name, *args, **kwargs)
-    if adapter_name in layer._get_available_adapters():
-        return layer._forward_wrapped_mixed_batch(args[0], adapter_name, *args[1:], **kwargs)
-    return layer.original_module(*args, **kwargs)
-
-
-def has_any(layer: Any, names: Iterable[str]) -> bool:
-    """Return whether one of these adapters is at a tuner layer, a head or a wrapper of PEFT's."""
-    if isinstance(layer, HoulsbyTunerLayer):
-        return any(map(layer.has, names))
-    if isinstance(layer, HoulsbyHead):
-        return any(name in layer.modules_to_save for name in names)
-    return not layer._get_available_adapters().isdisjoint(names)
-
-
-def select_rows(value: Any, index: torch.Tensor | slice, rows: int) -> Any:
-    """Return the rows of an index, of every tensor with a row per example inside arguments.
-
-    Args:
-        value: Tensors of the shape `(rows, ...)` and others, in tuples, dicts and outputs.
-        index: Rows to select, of the shape `(selected,)`, or consecutive ones.
-        rows: The number of rows.
-    """
-    if isinstance(value, torch.Tensor):
-        if not value.dim() or value.shape[0] != rows:
-            return value
-        if isinstance(index, slice):
-            return value[index]
-        return value.index_select(0, index.to(value.device))
-    if isinstance(value, tuple):
-        return tuple(select_rows(item, index, rows) for item in value)
-    if isinstance(value, dict):
-        selected = {key: select_rows(item, index, rows) for key, item in value.items()}
-        return type(value)(**selected) if isinstance(value, ModelOutput) else selected
-    return value
-
-
-def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
-    """Return the first tensor with a dimension."""
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.dim():
-            return value
-    return None
 
 
 class _Trial:

@@ -20,12 +20,11 @@ from torch.nn import functional as F
 from ..bottleneck import BRANCH, Bottleneck
 from ..kernels import layer_norm
 from ..kernels import rows as operation
-from ..kernels.bottleneck import ACTIVATIONS
+from ..kernels.bottleneck import ACTIVATIONS, MODULES
 from ..kernels.plain import is_plain_call
 from ..kernels.rows import find_runs
 
 
-_MODULES = {"down_proj", "activation", "up_proj", "dropout"}
 _WEIGHTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias")
 
 
@@ -61,7 +60,7 @@ class Choice:
     def index(self, device: torch.device) -> torch.Tensor:
         """Return the numbers as a tensor, which all places share.
 
-        Copying one to a GPU waits for all of its work, and cannot be recorded in a CUDA graph.
+        Copying one to a GPU waits for all of its work, and cannot be captured in a CUDA graph.
         """
         if device not in self._indices:
             count = len(self.numbers)
@@ -267,7 +266,7 @@ def stacking_key(bottleneck: Any) -> tuple[object, ...] | None:
     only: no quantized, sharded or offloaded weights, and no activation with weights.
     """
     parameters, modules = bottleneck._parameters, bottleneck._modules
-    if type(bottleneck) is not Bottleneck or modules.keys() != _MODULES:
+    if type(bottleneck) is not Bottleneck or modules.keys() != MODULES:
         return None
     activation, down_proj = modules["activation"], modules["down_proj"]
     if parameters.keys() - {"scaling"} or activation._parameters or activation._modules:

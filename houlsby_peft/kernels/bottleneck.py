@@ -30,55 +30,23 @@ from .plain import (
 _aten: Any = torch.ops.aten
 
 
-def _gelu_tanh(hidden: torch.Tensor) -> torch.Tensor:
-    return F.gelu(hidden, approximate="tanh")
-
-
-def _gelu_backward(
-    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
-) -> torch.Tensor:
-    return _aten.gelu_backward(grad, hidden)  # type: ignore[no-any-return]
-
-
-def _gelu_tanh_backward(
-    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
-) -> torch.Tensor:
-    return _aten.gelu_backward(grad, hidden, approximate="tanh")  # type: ignore[no-any-return]
-
-
-def _relu_backward(
-    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
-) -> torch.Tensor:
-    return _aten.threshold_backward(grad, activated, 0)  # type: ignore[no-any-return]
-
-
-def _silu_backward(
-    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
-) -> torch.Tensor:
-    return _aten.silu_backward(grad, hidden)  # type: ignore[no-any-return]
-
-
-def _tanh_backward(
-    grad: torch.Tensor, hidden: torch.Tensor, activated: torch.Tensor
-) -> torch.Tensor:
-    return _aten.tanh_backward(grad, activated)  # type: ignore[no-any-return]
-
-
 _Backward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # By the names of transformers' `ACT2FN`: each activation, and the gradient of what it is applied to
 # from the gradient of its result, what it was applied to, and its result.
 ACTIVATIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], _Backward]] = {
-    "gelu": (F.gelu, _gelu_backward),
-    "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_backward),
-    "relu": (F.relu, _relu_backward),
-    "silu": (F.silu, _silu_backward),
-    "swish": (F.silu, _silu_backward),
-    "tanh": (torch.tanh, _tanh_backward),
+    "gelu": (F.gelu, lambda grad, hidden, _: _aten.gelu_backward(grad, hidden)),
+    "gelu_pytorch_tanh": (
+        partial(F.gelu, approximate="tanh"),
+        lambda grad, hidden, _: _aten.gelu_backward(grad, hidden, approximate="tanh"),
+    ),
+    "relu": (F.relu, lambda grad, _, activated: _aten.threshold_backward(grad, activated, 0)),
+    "silu": (F.silu, lambda grad, hidden, _: _aten.silu_backward(grad, hidden)),
+    "swish": (F.silu, lambda grad, hidden, _: _aten.silu_backward(grad, hidden)),
+    "tanh": (torch.tanh, lambda grad, _, activated: _aten.tanh_backward(grad, activated)),
 }
 _CLASSES = {name: type(ACT2FN[name]) for name in ACTIVATIONS}
-
-
-_MODULES = {"down_proj", "activation", "up_proj", "dropout"}
+# A variant of the bottleneck has further ones, or further weights.
+MODULES = {"down_proj", "activation", "up_proj", "dropout"}
 
 
 def can_run(bottleneck: Any, hidden: torch.Tensor) -> bool:
@@ -86,16 +54,19 @@ def can_run(bottleneck: Any, hidden: torch.Tensor) -> bool:
 
     It is not in float32, where there are no casts to save.
     """
-    if hidden.dtype is torch.float32:
-        return False
-    if bottleneck.activation_name not in ACTIVATIONS or not is_plain_call(hidden):
+    if hidden.dtype is torch.float32 or bottleneck.activation_name not in ACTIVATIONS:
         return False
     scaling = bottleneck.scaling
     if isinstance(scaling, torch.Tensor) or scaling != 1:
         return False
+    return is_plain_call(hidden) and _has_plain_modules(bottleneck, hidden)
+
+
+def _has_plain_modules(bottleneck: Any, hidden: torch.Tensor) -> bool:
+    """Return whether a bottleneck's modules compute no more than their weights tell."""
     modules = bottleneck._modules
-    if bottleneck._parameters or modules.keys() != _MODULES:
-        return False  # a variant with further weights
+    if bottleneck._parameters or modules.keys() != MODULES:
+        return False
     activation, dropout = modules["activation"], modules["dropout"]
     if type(activation) is not _CLASSES[bottleneck.activation_name]:
         return False  # one that somebody has put in its place
@@ -103,10 +74,8 @@ def can_run(bottleneck: Any, hidden: torch.Tensor) -> bool:
         return False
     if dropout.training and type(dropout) is not nn.Identity:
         return False
-    down_proj, up_proj = modules["down_proj"], modules["up_proj"]
-    return has_plain_weights(down_proj, nn.Linear, hidden) and has_plain_weights(
-        up_proj, nn.Linear, hidden
-    )
+    projections = (modules["down_proj"], modules["up_proj"])
+    return all(has_plain_weights(linear, nn.Linear, hidden) for linear in projections)
 
 
 def run(bottleneck: Any, hidden: torch.Tensor) -> torch.Tensor:

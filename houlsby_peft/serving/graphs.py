@@ -1,7 +1,7 @@
 """`Graphs`: the layers of a model as CUDA graphs, which a GPU repeats without the CPU starting each
 operation.
 
-A graph is recorded for each shape of the inputs. The slot of each row is one of the inputs, so that
+A graph is captured for each shape of the inputs. The slot of each row is one of the inputs, so that
 a graph serves all tasks whose adapters are in the same slots.
 """
 
@@ -32,9 +32,9 @@ from ..tuner_layer import HoulsbyTunerLayer, ModelState, batch_of, state_of
 
 # The least recently used graph gives way to a further one.
 _MOST_GRAPHS = 128
-# Inputs that a graph has been recorded with.
+# Of inputs that a graph keeps as they were when it was captured.
 _FIXED = (type(None), bool, int, float, str)
-# Graphs share their memory, also those of several models, and one is recorded at a time.
+# Graphs share their memory, also those of several models, and one is captured at a time.
 _LOCK = threading.Lock()
 
 
@@ -82,7 +82,7 @@ class Graphs:
         module.forward = update_wrapper(partial(self.run), module.forward)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the graphs to this model: a copy records its own."""
+        """Leave the graphs to this model: a copy captures its own."""
         return {**vars(self), "_graphs": OrderedDict()}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ class Graphs:
                 except RuntimeError as error:
                     warnings.warn(
                         f"{type(self._module).__name__} runs without CUDA graphs, as it cannot be "
-                        f"recorded: {shortened(str(error))}",
+                        f"captured: {shortened(str(error))}",
                         stacklevel=2,
                     )
                     self._module.forward = self._compute
@@ -209,10 +209,10 @@ class _Graph:
         self._slots = slots
         # The slot of each row.
         self._index = torch.zeros(len(batch.names), dtype=torch.long, device=weights.device)
-        recorded = copy.copy(batch)
+        batch = copy.copy(batch)
         if slots is not None:
-            recorded.recorded = slots, self._index
-        self._replay = _record(partial(compute, recorded, self._args, self._kwargs), weights.device)
+            batch.slots_in_graph = slots, self._index
+        self._replay = _capture(partial(compute, batch, self._args, self._kwargs), weights.device)
 
     def reads(self, weights: torch.Tensor) -> bool:
         """Return whether these weights are read, and are where they were."""
@@ -230,20 +230,20 @@ class _Graph:
         return _map_tensors(torch.clone, self._replay())
 
 
-def _record(compute: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+def _capture(compute: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     """Return a function that repeats a computation on what its inputs hold by then."""
     if device.type != "cuda":
         return compute
     with torch.cuda.device(device):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # what is done at the first call is not recorded
+        with torch.cuda.stream(side):  # what is done at the first call alone is not captured
             compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        recording = torch.cuda.graph(graph, pool=_pool(device), capture_error_mode="thread_local")
-        # A recording that fails would leave its stream in use.
-        with torch.cuda.stream(torch.cuda.current_stream()), recording:
+        capturing = torch.cuda.graph(graph, pool=_pool(device), capture_error_mode="thread_local")
+        # A capture that fails would leave its stream in use.
+        with torch.cuda.stream(torch.cuda.current_stream()), capturing:
             output = compute()
 
     def replay() -> Any:
@@ -266,7 +266,7 @@ def _has_one_text_per_row(batch: Any) -> bool:
 
 
 def _kind(value: Any) -> object:
-    """Return what a graph is recorded anew for; None for an input that no graph can have."""
+    """Return what a graph is captured anew for; None for an input that no graph can have."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.dtype
     return (type(value), value) if isinstance(value, _FIXED) else None

@@ -43,7 +43,7 @@ class Predictor:
         task: What its head does.
         tokenizer: The tokenizer for its texts.
         compile: Whether a GPU repeats the model's layers as CUDA graphs, which takes less of the
-            CPU. A graph is recorded for each size of batches: rows are filled up to a power of two
+            CPU. A graph is captured for each size of batches: rows are filled up to a power of two
             or a multiple of 8, and texts to a multiple of 32 tokens. It is for all adapters of the
             model.
     """

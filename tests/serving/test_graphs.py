@@ -27,29 +27,29 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 @pytest.fixture
-def recorded(monkeypatch):
-    """The devices of the graphs that are recorded."""
+def captured(monkeypatch):
+    """The devices of the graphs that are captured."""
     devices = []
-    record = graphs._record
+    capture = graphs._capture
 
     def counted(compute, device):
         devices.append(device)
-        return record(compute, device)
+        return capture(compute, device)
 
-    monkeypatch.setattr(graphs, "_record", counted)
+    monkeypatch.setattr(graphs, "_capture", counted)
     return devices
 
 
 @pytest.fixture
 def frozen(monkeypatch):
-    """A graph runs twice when it is recorded, and never Python's code again, as on a GPU."""
+    """A graph runs twice when it is captured, and never Python's code again, as on a GPU."""
 
-    def record(compute, device):
+    def capture(compute, device):
         compute()
         output = compute()
         return lambda: output
 
-    monkeypatch.setattr(graphs, "_record", record)
+    monkeypatch.setattr(graphs, "_capture", capture)
 
 
 @pytest.fixture(scope="module")
@@ -76,29 +76,29 @@ def seen(results):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_graph_serves_the_batches_of_all_tasks(folders, recorded, device):
+def test_one_graph_serves_the_batches_of_all_tasks(folders, captured, device):
     tasks = list(folders)
     plain, bank = (TaskBank(folders, device=device, compile=flag) for flag in (False, True))
     bank.warm_up()
-    recorded.clear()
+    captured.clear()
     for first in range(5):
         requests = [(tasks[(first + row) % 5], WORDS[row]) for row in range(4)]
         assert seen(bank.predict(requests)) == near(plain.predict(requests))
     requests = [(tasks[3], text) for text in WORDS[:4]]
     assert seen(bank.predict(requests)) == near(plain.predict(requests))
-    assert len(recorded) == 1
+    assert len(captured) == 1
 
 
-def test_a_graph_is_recorded_for_each_size(folders, recorded):
+def test_a_graph_is_captured_for_each_size(folders, captured):
     bank, numbers = TaskBank(folders, compile=True), []
     for rows in (1, 2, 3, 4, 5, 8, 9):
         bank.predict([("task 0", text) for text in WORDS[:rows]])
-        numbers.append(len(recorded))
+        numbers.append(len(captured))
     # Three rows are filled up to four, five to eight, and nine to sixteen.
     assert numbers == [1, 2, 3, 3, 4, 4, 5]
 
 
-def test_graphs_follow_weights_that_move(folders, recorded):
+def test_graphs_follow_weights_that_move(folders, captured):
     """The room of the slots has doubled, or the adapter has another address."""
     tasks = list(folders)
     bank = TaskBank({task: folders[task] for task in tasks[:2]}, compile=True)
@@ -107,24 +107,24 @@ def test_graphs_follow_weights_that_move(folders, recorded):
     for task in tasks[2:]:
         bank.add(task, folders[task])
     assert bank.predict(request) == before
-    assert len(recorded) == 2
+    assert len(captured) == 2
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_predictor_with_graphs(folders, recorded, device):
+def test_a_predictor_with_graphs(folders, captured, device):
     plain, predictor = (
         load(folders["task 3"], device=device, compile=flag) for flag in (False, True)
     )
     for texts in (WORDS, WORDS[::-1]):
         assert seen(predictor.predict(texts)) == near(plain.predict(texts))
-    assert len(recorded) == 1
+    assert len(captured) == 1
     for weight in predictor.model.parameters():
         weight.data = weight.data.clone()
     assert seen(predictor.predict(WORDS)) == near(plain.predict(WORDS))
-    assert len(recorded) == 2
+    assert len(captured) == 2
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(folders, recorded, tmp_path_factory, base):
+def test_what_cannot_be_captured_runs_as_it_is(folders, captured, tmp_path_factory, base):
     """Several tasks of a text, and adapters of other sizes."""
     model = AutoModelForSequenceClassification.from_pretrained(base)
     model = get_peft_model(model, HoulsbyConfig(task_type="SEQ_CLS", r=2))
@@ -132,12 +132,12 @@ def test_what_cannot_be_recorded_runs_as_it_is(folders, recorded, tmp_path_facto
     model.save_pretrained(folder)
     plain, bank = (TaskBank(folders | {"other": folder}, compile=flag) for flag in (False, True))
     bank.warm_up()
-    recorded.clear()
+    captured.clear()
     answers = bank.ask(WORDS[0])
     assert seen(answers.values()) == near(plain.ask(WORDS[0]).values())
     requests = [("other", WORDS[0]), ("task 1", WORDS[1])]
     assert seen(bank.predict(requests)) == near(plain.predict(requests))
-    assert not recorded
+    assert not captured
 
 
 def test_what_a_graph_would_leave_out(folders, frozen):
@@ -225,7 +225,7 @@ def test_a_cache_is_not_the_next_one(frozen):
     assert lengths[0] == lengths[1]
 
 
-def test_a_copy_of_a_model_records_its_own(folders):
+def test_a_copy_of_a_model_captures_its_own(folders):
     predictor = load(folders["task 3"], compile=True)
     before = predictor.predict(WORDS)
     predictor.model = copy.deepcopy(predictor.model)
@@ -236,7 +236,7 @@ def test_graphs_of_two_models_take_turns(folders, monkeypatch):
     """They share their memory."""
     running, most = [], []
 
-    def record(compute, device):
+    def capture(compute, device):
         def replay():
             running.append(True)
             most.append(len(running))
@@ -246,7 +246,7 @@ def test_graphs_of_two_models_take_turns(folders, monkeypatch):
 
         return replay
 
-    monkeypatch.setattr(graphs, "_record", record)
+    monkeypatch.setattr(graphs, "_capture", capture)
     predictors = [load(folders[task], compile=True) for task in ("task 0", "task 1")]
     threads = [threading.Thread(target=each.predict, args=(WORDS,)) for each in predictors]
     for thread in threads:
@@ -256,14 +256,14 @@ def test_graphs_of_two_models_take_turns(folders, monkeypatch):
     assert most == [1, 1]
 
 
-def test_layers_that_cannot_be_recorded_run_as_they_are(folders, monkeypatch):
+def test_layers_that_cannot_be_captured_run_as_they_are(folders, monkeypatch):
     """Such as those of a model that waits for the GPU."""
 
     def fail(compute, device):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     plain, predictor = (load(folders["task 3"], compile=flag) for flag in (False, True))
-    monkeypatch.setattr(graphs, "_record", fail)
+    monkeypatch.setattr(graphs, "_capture", fail)
     with pytest.warns(UserWarning, match="BertEncoder runs without CUDA graphs.*not permitted"):
         predictor.predict(WORDS)
     assert seen(predictor.predict(WORDS)) == near(plain.predict(WORDS))
