@@ -10,26 +10,19 @@ import torch
 from transformers import DataCollatorWithPadding
 
 from ..errors import AdapterError, HubError
-from .readers import Reader, Request, Row
+from .readers import EncodedInput, Reader, Row
 
 
 T = TypeVar("T")
 
 
-def predict_requests(
-    requests: Sequence[Request], batch_size: int, catch: tuple[type[Exception], ...] = ()
-) -> list[Any]:
-    """Return the result of each request.
-
-    At most `batch_size` rows go through a model at once, which may be of several adapters of this
-    model. An error of a request that is to be caught is returned in place of its result.
-    """
-    rows_of_requests = [request.rows() for request in requests]
-    run_rows(chain.from_iterable(rows_of_requests), batch_size)
+def predict_inputs(inputs: Sequence[EncodedInput], batch_size: int) -> list[Any]:
+    """Return the result of each input. At most `batch_size` rows go through a model at once."""
+    rows_of_inputs = [encoded.rows() for encoded in inputs]
+    run_rows(chain.from_iterable(rows_of_inputs), batch_size)
     results = []
-    for request, rows in zip(requests, rows_of_requests, strict=True):
-        outputs = [row.outputs for row in rows]
-        results.append(attempt(catch, request.decode, outputs))
+    for encoded, rows in zip(inputs, rows_of_inputs, strict=True):
+        results.append(encoded.decode([row.outputs for row in rows]))
     return results
 
 

@@ -129,7 +129,9 @@ class Graphs:
         if batch.only_name is not None and (graph is None or not graph.reads(weights)):
             key = (True, size)
             graph = self._graphs.pop(key, None)
-        return key, graph if graph is not None and graph.reads(weights) else None
+        if graph is not None and not graph.reads(weights):
+            graph = None
+        return key, graph
 
     def _is_observed(self, kwargs: dict[str, Any]) -> bool:
         """Return whether transformers collects what the layers compute, as their hooks tell it."""
@@ -152,7 +154,8 @@ class Graphs:
         adapters are disabled somewhere.
         """
         if slots is not None:
-            return None if any(layer.disable_adapters for layer in slots.stacks) else slots.rows
+            is_disabled = any(layer.disable_adapters for layer in slots.stacks)
+            return None if is_disabled else slots.rows
         if batch.only_name is None:
             return None
         weights = None

@@ -301,7 +301,7 @@ class HeldAdapters:
 def _make_reader(task: BankTask, predictor: Predictor, called: str) -> Reader:
     """Return what reads the inputs of a task, if its adapter can be used."""
     reader = predictor.reader(called)
-    reader.request(reader.example, None, task.source.threshold)
+    reader.read(reader.example, None, task.source.threshold)
     return reader
 
 

@@ -22,7 +22,7 @@ from ..record import AdapterRecord
 from ..tuner_layer import record_of
 from ..weights import first_of
 from .base_model import label_arguments, set_verbosity
-from .forward import predict_requests, split_batches
+from .forward import predict_inputs, split_batches
 from .graphs import use_graphs
 from .readers import READERS, Input, Reader
 
@@ -148,8 +148,8 @@ class Predictor:
             several = [inputs]
         results: list[Any] = []
         for batch in split_batches(list(several), batch_size):
-            requests = [reader.request(text, top_k) for text in batch]
-            results += predict_requests(requests, batch_size)
+            encoded = [reader.read(text, top_k) for text in batch]
+            results += predict_inputs(encoded, batch_size)
         return results
 
     def pipeline(self, **options: Any) -> Pipeline:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import shortened
 from .held_adapters import BankTask
-from .readers import Input, Reader, Request, Row
+from .readers import EncodedInput, Input, Reader, Row
 
 
 # Stands for an example of the kind that a task reads.
@@ -24,7 +24,7 @@ class Question:
         text: The input.
         top_k: As for `TaskBank.predict`.
         all_classes: Whether a task with classes returns all of them, whatever its threshold.
-        request: The encoded input, or why it cannot be answered; None before `TaskBank.encode`.
+        encoded: The encoded input, or why it cannot be answered; None before `TaskBank.encode`.
         rows: The rows of batches that `TaskBank.run` has to predict.
     """
 
@@ -32,7 +32,7 @@ class Question:
     text: Input
     top_k: int | None = None
     all_classes: bool = False
-    request: Request | Exception | None = None
+    encoded: EncodedInput | Exception | None = None
     rows: list[Row] = field(default_factory=list)
 
 
@@ -51,9 +51,9 @@ def check_requests(requests: Sequence[object], limits: Sequence[object]) -> None
         )
 
 
-def make_request(
+def read_question(
     question: Question, readers: Mapping[BankTask, Reader | Exception]
-) -> Request | Exception:
+) -> EncodedInput | Exception:
     """Return the checked input of a question, or why its adapter cannot be used."""
     task = question.task
     if isinstance(task, Exception):
@@ -64,8 +64,8 @@ def make_request(
     text = reader.example if question.text is EXAMPLE else question.text
     if question.all_classes:
         top_k = len(reader.labels) if reader.has_classes else None
-        return reader.request(text, top_k)
-    return reader.request(text, question.top_k, task.source.threshold)
+        return reader.read(text, top_k)
+    return reader.read(text, question.top_k, task.source.threshold)
 
 
 def group_results(

@@ -50,8 +50,8 @@ class EncodedText:
 
 
 @dataclass
-class Request:
-    """A checked input of a reader, encoded in one or several parts; made by `Reader.request`."""
+class EncodedInput:
+    """A checked input of a reader, encoded in one or several parts; made by `Reader.read`."""
 
     reader: Reader
     text: Input
@@ -143,9 +143,9 @@ class Reader(ABC):
         is_regression = self.record.problem_type == "regression"
         return self.task.pipeline == "text-classification" and not is_regression
 
-    def request(
+    def read(
         self, text: Input, top_k: int | None = None, threshold: float | None = None
-    ) -> Request:
+    ) -> EncodedInput:
         """Check an input and what is asked for, and encode the input."""
         self._check_input(text)
         self._check_options(top_k, threshold)
@@ -153,7 +153,7 @@ class Reader(ABC):
             parts = self._encode_safely(text)
         for part in parts:
             self._check_tokens(part.inputs["input_ids"])
-        return Request(self, text, parts, top_k, threshold)
+        return EncodedInput(self, text, parts, top_k, threshold)
 
     def _encode_safely(self, text: Input) -> list[EncodedText]:
         """Encode an input; a panic of the tokenizer, which is no `Exception`, becomes an error."""
@@ -214,11 +214,11 @@ class Reader(ABC):
         return [EncodedText({name: values[0] for name, values in encoded.items()})]
 
     @abstractmethod
-    def decode(self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
+    def decode(self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
         """Return the result for an input, as `Predictor.predict` describes it.
 
         Args:
-            request: The input.
+            encoded: The input.
             outputs: For each part, what the model's outputs that the attribute `outputs` names have
                 for it, finite and in float32 on the CPU: `(tokens, ...)` without padding if they
                 are per token, else `(classes,)`.
@@ -235,21 +235,21 @@ class ClassReader(Reader):
     """Text classification and regression."""
 
     def decode(
-        self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]
+        self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]
     ) -> ClassPrediction | list[ClassPrediction]:
         """Return the best class or, for `top_k` or several labels per text, a list of classes, the
         best first.
         """
         scores = self._scores(outputs[0][0])
-        if request.top_k is None and self.record.problem_type != "multi_label_classification":
+        if encoded.top_k is None and self.record.problem_type != "multi_label_classification":
             best = int(scores.argmax())
             score = scores[best].item()
-            is_chosen = request.threshold is None or score >= request.threshold
+            is_chosen = encoded.threshold is None or score >= encoded.threshold
             return {"label": self.labels[best] if is_chosen else None, "score": score}
-        thresholds = self._thresholds(request)
+        thresholds = self._thresholds(encoded)
         predictions: list[ClassPrediction] = []
         best_first = scores.argsort(descending=True, stable=True)
-        for number in best_first[: request.top_k].tolist():
+        for number in best_first[: encoded.top_k].tolist():
             score = scores[number].item()
             if score >= thresholds[number]:
                 predictions.append({"label": self.labels[number], "score": score})
@@ -264,11 +264,11 @@ class ClassReader(Reader):
             return logits.sigmoid()
         return logits.softmax(-1)
 
-    def _thresholds(self, request: Request) -> Sequence[float]:
+    def _thresholds(self, encoded: EncodedInput) -> Sequence[float]:
         """Return the least score of each class in a list of classes."""
-        if request.threshold is not None:
-            return [request.threshold] * len(self.labels)
-        if request.top_k is not None:
+        if encoded.threshold is not None:
+            return [encoded.threshold] * len(self.labels)
+        if encoded.top_k is not None:
             return [-torch.inf] * len(self.labels)
         return self.record.thresholds or [0.5] * len(self.labels)
 
@@ -303,11 +303,11 @@ class TokenReader(Reader):
         return parts
 
     def decode(
-        self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]
+        self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]
     ) -> list[EntityPrediction]:
         """Return the entities, or the words with their tags."""
         tagged_parts = []
-        for part, (logits,) in zip(request.parts, outputs, strict=True):
+        for part, (logits,) in zip(encoded.parts, outputs, strict=True):
             scores, classes = logits.softmax(-1).max(-1)
             tagged = []
             for piece, number, score in zip(
@@ -316,7 +316,7 @@ class TokenReader(Reader):
                 if piece is not None:
                     tagged.append((piece, self.labels[number], score))
             tagged_parts.append(tagged)
-        return read_tags(str(request.text), tagged_parts, self.tokenizer, self.labels.values())
+        return read_tags(str(encoded.text), tagged_parts, self.tokenizer, self.labels.values())
 
 
 class AnswerReader(Reader):
@@ -352,11 +352,11 @@ class AnswerReader(Reader):
         return [EncodedText(window.inputs, window) for window in self._windows.split(*text)]
 
     def decode(
-        self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]
+        self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]
     ) -> AnswerPrediction:
         """Return the best answer in any window."""
-        windows = [part.details for part in request.parts]
-        return self._windows.find_answer(request.text[1], windows, outputs)
+        windows = [part.details for part in encoded.parts]
+        return self._windows.find_answer(encoded.text[1], windows, outputs)
 
 
 class VectorReader(Reader):
@@ -370,7 +370,9 @@ class VectorReader(Reader):
     outputs = ("last_hidden_state",)
     is_per_token = True
 
-    def decode(self, request: Request, outputs: Sequence[Sequence[torch.Tensor]]) -> list[float]:
+    def decode(
+        self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]
+    ) -> list[float]:
         """Return the mean of the tokens' hidden states."""
         return outputs[0][0].mean(0).tolist()
 

@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from .forward import attempt
 from .questions import Question
-from .readers import Request, Row
+from .readers import EncodedInput, Row
 from .task_bank import TaskBank
 
 
@@ -194,7 +195,7 @@ class Schedule:
                 if row not in question.rows:
                     continue
                 job.rows = deque(waiting for waiting in job.rows if waiting not in question.rows)
-                question.request, question.rows = error, []
+                question.encoded, question.rows = error, []
 
     def _take_finished(self) -> list[Job]:
         """Decode the questions all of whose rows have run; take out the jobs without others."""
@@ -207,12 +208,11 @@ class Schedule:
         return finished
 
     def _decode(self, question: Question) -> Prediction | Exception:
-        try:
-            value = self._bank.decode(question)
-        except Exception as error:
-            return error
-        assert isinstance(question.request, Request)
-        reader = question.request.reader
+        value = attempt((Exception,), self._bank.decode, question)
+        if isinstance(value, Exception):
+            return value
+        assert isinstance(question.encoded, EncodedInput)
+        reader = question.encoded.reader
         labels = tuple(name for _, name in sorted(reader.labels.items()))
         tokens = sum(row.tokens for row in question.rows)
         return Prediction(value, reader.task.pipeline, labels, tokens)

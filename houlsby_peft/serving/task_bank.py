@@ -19,8 +19,8 @@ from ..errors import AdapterError, shortened
 from .adapter_list import read_adapters
 from .forward import attempt, run_rows, split_batches
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
-from .questions import EXAMPLE, Question, check_requests, group_results, make_request
-from .readers import Input, Reader, Request, Row
+from .questions import EXAMPLE, Question, check_requests, group_results, read_question
+from .readers import EncodedInput, Input, Reader, Row
 
 
 _LOG = logging.getLogger(__name__)
@@ -379,7 +379,7 @@ class TaskBank:
     ) -> None:
         """Load the adapters that questions need, and encode the inputs.
 
-        An error that is to be caught stands in place of a question's request.
+        An error that is to be caught stands in place of a question's encoded input.
         """
         tasks: dict[BankTask, None] = {}  # each once, in their order
         for question in questions:
@@ -397,9 +397,9 @@ class TaskBank:
         with self._lock:
             readers = unreadable | self._hold(tasks, catch)
             for question in questions:
-                question.request = attempt(catch, make_request, question, readers)
-                if isinstance(question.request, Request):
-                    question.rows = question.request.rows()
+                question.encoded = attempt(catch, read_question, question, readers)
+                if isinstance(question.encoded, EncodedInput):
+                    question.rows = question.encoded.rows()
                     self._open[question] = None
 
     def run(self, rows: Sequence[Row]) -> None:
@@ -413,10 +413,10 @@ class TaskBank:
         error.
         """
         self._open.pop(question, None)
-        if isinstance(question.request, Request):
-            return question.request.decode([row.outputs for row in question.rows])
-        assert question.request is not None, "it must be encoded"
-        raise question.request
+        if isinstance(question.encoded, EncodedInput):
+            return question.encoded.decode([row.outputs for row in question.rows])
+        assert question.encoded is not None, "it must be encoded"
+        raise question.encoded
 
     def _predict_batch(
         self, batch: Sequence[Question], batch_size: int, catch: tuple[type[Exception], ...]
@@ -431,4 +431,4 @@ class TaskBank:
         finally:
             for question in batch:
                 self._open.pop(question, None)
-                question.request, question.rows = None, []  # which take memory
+                question.encoded, question.rows = None, []  # which take memory

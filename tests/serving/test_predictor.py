@@ -223,7 +223,7 @@ def test_a_long_question_is_cut_as_in_training(base, tokenizer, tmp_path):
     adapter = houlsby_peft.load(tmp_path)
     long = " ".join(["where"] * 200)
     adapter.base_model.config.max_position_embeddings = adapter.tokenizer.model_max_length = 200
-    parts = adapter.reader(max_length=100).request((long, CONTEXT)).parts
+    parts = adapter.reader(max_length=100).read((long, CONTEXT)).parts
     where = tokenizer.vocab["where"]
     assert {sum(token == where for token in part.inputs["input_ids"]) for part in parts} == {64}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from peft import get_peft_model
 from transformers import AutoModelForTokenClassification
@@ -109,6 +111,27 @@ def test_a_text_for_which_the_model_fails_spoils_no_other(bank):
     failed = [number for number, job in enumerate(jobs) if isinstance(job.results[0], Exception)]
     assert failed == [4, 6]
     assert "out of memory" in str(jobs[4].results[0])
+
+
+def test_what_cannot_be_answered_keeps_no_removed_task(base, tmp_path):
+    """Not until a garbage collection: an error would hold the question, and the question the
+    error.
+    """
+    bank = TaskBank({"task": make_adapter(tmp_path / "task", base, str(base))})
+    schedule = Schedule(bank, batch_size=4)
+    gc.disable()
+    try:
+        job = make_job(bank, "task", WORDS[0], "\ud800")
+        schedule.add(job)
+        while not schedule.is_idle:
+            schedule.step()
+        prediction, error = job.results
+        assert prediction.value["label"]
+        assert isinstance(error, ValueError)
+        bank.remove("task")
+        assert bank.held == ()
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_is_gone_is_not_answered(bank):

@@ -72,14 +72,12 @@ def test_threads_cut_contexts_as_each_needs(base, tmp_path):
     ).save_pretrained(tmp_path)
     reader = houlsby_peft.load(tmp_path, base_model=str(base)).reader()
     pairs = [(" ".join(WORDS[:n]), " ".join(WORDS * 2)) for n in (1, 2, 3)]
-    expected = [reader.request(pair).parts for pair in pairs]
+    expected = [reader.read(pair).parts for pair in pairs]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            found = list(
-                pool.map(lambda number: reader.request(pairs[number % 3]).parts, range(300))
-            )
+            found = list(pool.map(lambda number: reader.read(pairs[number % 3]).parts, range(300)))
     finally:
         sys.setswitchinterval(interval)
     assert [number for number, parts in enumerate(found) if parts != expected[number % 3]] == []
