@@ -114,7 +114,8 @@ def _predict_table(
                 f"{options.output} exists already. Give another --output, or --overwrite to "
                 "replace it."
             )
-    table = TableReader(options.file, options.encoding, False if options.no_header else None)
+    has_header = False if options.no_header else None  # None: detected
+    table = TableReader(options.file, options.encoding, has_header)
     columns = _find_columns(options, table, adapters)
     facts = f"{table.count:,} rows"
     if not table.encoding.startswith("utf"):

@@ -362,8 +362,7 @@ _OF_LADDERS: dict[str, tuple[object, ...]] = {
     "train_layer_norm": (True, False),
 }
 # The options that PEFT's own configurations do not have, and those that shape the weights.
-OPTIONS = {option.name for option in fields(HoulsbyConfig)} - {
-    option.name for option in fields(PeftConfig)
-}
+_OF_PEFT = {option.name for option in fields(PeftConfig)}
+OPTIONS = {option.name for option in fields(HoulsbyConfig)} - _OF_PEFT
 SHAPE_OPTIONS = sorted(OPTIONS - _WITHOUT_SHAPE)
 _TYPES = get_annotations(HoulsbyConfig, eval_str=True)

@@ -59,7 +59,7 @@ class HoulsbyModel(BaseTuner):
         **kwargs: Any,
     ) -> None:
         # A notebook's cell that runs again passes a `PeftModel`. PEFT warns about it.
-        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        base: Any = _base(model)
         configs: dict[str, Any] = getattr(base, "peft_config", {})
         configs_before = dict(configs)
         try:

@@ -247,10 +247,11 @@ def describe(
     for key, size in sizes.items():
         positions.add(places[key].position)
         factors[numbers[key]] = factor_of(width, size)
+    factors_of_layers = {str(number): factor for number, factor in sorted(factors.items())}
     described: dict[str, Any] = {
         **KINDS[config.kind],
         **{name: position in positions for name, position in POSITIONS.items()},
-        "reduction_factor": {str(number): factor for number, factor in sorted(factors.items())},
+        "reduction_factor": factors_of_layers,
         "non_linearity": config.activation,
         "dropout": config.dropout,
         "scaling": config.scaling,

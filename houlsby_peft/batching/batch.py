@@ -273,8 +273,9 @@ class MixedBatch:
         rows = [row for row, name in enumerate(names) if name in numbers]
         rows.sort(key=lambda row: ranks[names[row]])
         choice = self._share(Choice([numbers[names[row]] for row in rows]))
-        selected = None if rows == list(range(len(names))) else self._share(Choice(rows))
-        return choice, _Selection(selected)
+        if rows == list(range(len(names))):
+            return choice, _ALL
+        return choice, _Selection(self._share(Choice(rows)))
 
     def _share(self, choice: Choice) -> Choice:
         """Return the first choice with these numbers: its tensor serves all places."""

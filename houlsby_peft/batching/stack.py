@@ -45,8 +45,7 @@ class Choice:
 
     def split(self, *tensors: torch.Tensor) -> Iterator[tuple[Any, ...]]:
         """Yield each adapter of consecutive rows, with its part of each tensor `(rows, ..., d)`."""
-        sizes = [rows for _, rows in self.runs]
-        numbers = [number for number, _ in self.runs]
+        numbers, sizes = zip(*self.runs, strict=True)
         yield from zip(numbers, *(tensor.split(sizes) for tensor in tensors), strict=True)
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
@@ -120,7 +119,9 @@ class Stack:
         for name, _ in modules[0].named_parameters():
             part, _, weight = name.rpartition(".")
             # Without walking through the names of each module.
-            owners: Any = [module._modules[part] for module in modules] if part else modules
+            owners: Any = modules
+            if part:
+                owners = [module._modules[part] for module in modules]
             weights[name] = [owner._parameters[weight] for owner in owners]
         return cls(modules[0], weights)
 
@@ -192,7 +193,9 @@ class Stack:
                 part *= self.weights["scaling"][number]
         elif self.module.scaling != 1:
             branch *= self.module.scaling
-        return branch.add_(hidden) if branch.dtype == hidden.dtype else hidden + branch.to(hidden)
+        if branch.dtype == hidden.dtype:
+            return branch.add_(hidden)
+        return hidden + branch.to(hidden)
 
     def run_norm(self, hidden: torch.Tensor, choice: Choice) -> torch.Tensor:
         """Normalize each row by its norm, in the norm's dtype; the result has the rows' dtype.
@@ -232,8 +235,8 @@ class Stack:
         result = torch.empty_like(hidden)
         for number, vectors, target in choice.split(hidden, result):
             # The base model's own norm may be in another precision than an adapter's.
-            weight, bias = weights[number], None if biases is None else biases[number]
-            wide = vectors.to(weight.dtype)
+            weight, wide = weights[number], vectors.to(weights[number].dtype)
+            bias = None if biases is None else biases[number]
             target.copy_(F.layer_norm(wide, weight.shape, weight, bias, self.module.eps))
         return result
 

@@ -174,6 +174,7 @@ def _values_of_adapter(
     is_tagger = task is not None and task.pipeline == "token-classification"
     has_several_classes = is_tagger or saved.record.problem_type == "multi_label_classification"
     trained = sum(saved.sizes.values())
+    share = f"{trained / total:.1%}" if total else ""
     return {
         "adapter": adapter_facts(saved, total),
         "classes": [] if has_several_classes else labels,
@@ -181,7 +182,7 @@ def _values_of_adapter(
         "model_type": base_facts(saved.record).get("model_type"),
         "num_labels": len(labels),
         "reads_text": _reads_text(saved.config, task),
-        "share": f"{trained / total:.1%}" if total else "",
+        "share": share,
         "task": task,
         "trained": f"{trained:,}",
     }

@@ -104,6 +104,7 @@ def _page_of_runs(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     run = runs[0]
     dataset = run.get("dataset", {})
     changed, unchanged = hyperparameter_tables(run)
+    rows = [f"{split} {count:,}" for split, count in dataset.get("rows", {}).items()]
     return {
         "by_class": class_table(run),
         "changed": changed,
@@ -111,7 +112,7 @@ def _page_of_runs(runs: Sequence[TrainingRun]) -> dict[str, Any]:
         "data": dataset,
         "log": log_table(run),
         "main": _main_score(runs),
-        "rows": [f"{split} {count:,}" for split, count in dataset.get("rows", {}).items()],
+        "rows": rows,
         "run": run,
         "scores": table_of_runs(runs),
         "seeds": [run.get("seed", number) for number, run in enumerate(runs, 1)],

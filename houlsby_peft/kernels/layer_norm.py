@@ -197,7 +197,9 @@ class _Differentiable(torch.autograd.Function):
         grad_hidden, grad_weight, grad_bias = torch.ops.houlsby_peft.layer_norm_backward.default(
             grad, hidden, mean, rstd, weight
         )
-        return grad_hidden, grad_weight, None if bias is None else grad_bias, None
+        if bias is None:
+            grad_bias = None
+        return grad_hidden, grad_weight, grad_bias, None
 
 
 torch.library.impl("houlsby_peft::layer_norm", "default", _run)

@@ -54,10 +54,10 @@ def compute_in_turn(
         activate: The activation.
     """
     down_weights, down_biases, up_weights, up_biases = weights
-    numbers = [number for number, _ in runs]
+    numbers, counts = zip(*runs, strict=True)
     vectors = read.reshape(-1, read.shape[-1])
     vectors_of_row = len(vectors) // len(read)
-    sizes = [rows * vectors_of_row for _, rows in runs]
+    sizes = [count * vectors_of_row for count in counts]
     inner = vectors.new_empty(len(vectors), len(down_biases[0]))
     for number, rows, target in zip(numbers, vectors.split(sizes), inner.split(sizes), strict=True):
         torch.addmm(down_biases[number], rows, down_weights[number].t(), out=target)

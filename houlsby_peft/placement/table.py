@@ -314,13 +314,12 @@ _ZAMBA2 = (Stack("layers", None, "linear"), Stack("layers", has="mamba"))
 # The layers of Granite 4 have an attention or a Mamba, and a feed-forward or, beside it, a mixture
 # of experts.
 _GRANITE_FEED_FORWARD = "shared_mlp.output_linear"
-_GRANITE_HYBRID = tuple(
-    Stack("layers", attention, feed_forward, has=None if attention else "mamba")
-    for attention in ("self_attn.o_proj", None)
-    for feed_forward in (
-        (SubLayer("block_sparse_moe", _GRANITE_FEED_FORWARD), _GRANITE_FEED_FORWARD),
-        _GRANITE_FEED_FORWARD,
-    )
+_GRANITE_MIXTURE = (SubLayer("block_sparse_moe", _GRANITE_FEED_FORWARD), _GRANITE_FEED_FORWARD)
+_GRANITE_HYBRID = (
+    Stack("layers", "self_attn.o_proj", _GRANITE_MIXTURE),
+    Stack("layers", "self_attn.o_proj", _GRANITE_FEED_FORWARD),
+    Stack("layers", None, _GRANITE_MIXTURE, has="mamba"),
+    Stack("layers", None, _GRANITE_FEED_FORWARD, has="mamba"),
 )
 # A short convolution follows each sub-layer.
 _INKLING = _layers(

@@ -55,13 +55,9 @@ def read_conll(
     rows = []
     for sentence in sentences:
         words = [fields for fields in sentence.words if not columns.is_left_out(fields)]
-        rows.append(
-            {
-                "tokens": [fields[columns.word] for fields in words],
-                "tags": [fields[columns.tag] for fields in words],
-                WHERE: f"line {sentence.line}",
-            }
-        )
+        tokens = [fields[columns.word] for fields in words]
+        tags = [fields[columns.tag] for fields in words]
+        rows.append({"tokens": tokens, "tags": tags, WHERE: f"line {sentence.line}"})
     return Dataset.from_list(rows)
 
 

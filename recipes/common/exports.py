@@ -116,7 +116,9 @@ def _read_prodigy(row: Row) -> list[Row]:
     if row["answer"] == "ignore":
         return []
     if "spans" in row and "label" not in row and "accept" not in row:
-        spans = [{name: span[name] for name in ("start", "end", "label")} for span in row["spans"]]
+        spans = []
+        for span in row["spans"]:
+            spans.append({name: span[name] for name in ("start", "end", "label")})
         return [{"text": row["text"], "spans": spans}] if row["answer"] == "accept" else []
     if "accept" in row:
         return [{"text": row["text"], "label": row["accept"]}] if row["answer"] == "accept" else []

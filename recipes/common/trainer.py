@@ -76,7 +76,9 @@ class RecipeTrainer(Trainer):
 
     - The loss is the model's own, not multiplied by the number of processes and accumulated steps.
     - A loss that becomes NaN or infinite stops the run.
-    - Predictions are in the order of the rows.
+    - Batches of texts of similar length come in random order. Predictions are in the order of the
+      rows.
+    - A step may be one CUDA graph, and a ladder's encoder may read kept states.
     - A complete checkpoint can be told from an incomplete one, and resuming gives the same weights
       as no interruption.
     - It is known which step's weights the model ends with, and there are scores of that step.
