@@ -43,7 +43,7 @@ HEAD_WIDTH = 32
 @dataclass(frozen=True)
 class Design:
     """One run: a task, a ladder and how it is trained. The defaults are those of the library's kind
-    "ladder", with dropout and larger initial weights.
+    "ladder".
 
     Args:
         cell: What follows each reading: "attention" and a bottleneck, the attention "alone", a
@@ -69,8 +69,8 @@ class Design:
     output: str = "cls"
     new_pooler: bool = False
     start: str = "random"
-    init_std: float = 0.05
-    dropout: float = 0.1
+    init_std: float = 0.01
+    dropout: float = 0.0
     learning_rate: float = 1e-3
     epochs: int = 0
     seed: int = 0
