@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import inspect
+import json
 import os
 import struct
 import warnings
@@ -22,7 +23,7 @@ from typing import Any, cast
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .errors import AdapterError
 from .record import Place, unfold_places
@@ -136,7 +137,7 @@ class StateCache:
         self._signature = inspect.signature(encoder.forward)
         weight = next(encoder.parameters())
         dtype = weight.dtype if weight.dtype.itemsize == 2 else torch.float16
-        name = f"{_digest_of_weights(encoder)}-{'_'.join(map(str, self._kept))}.states"
+        name = f"{_digest_of_encoder(encoder)}-{'_'.join(map(str, self._kept))}.states"
         shape = len(self._kept), whole.config.hidden_size
         self.file = StateFile(Path(folder) / name, shape, dtype)
         self.bytes_per_token = self.file.bytes_per_token
@@ -250,9 +251,13 @@ def _find_ladder(model: PeftModel) -> Place:
     return places[0]
 
 
-def _digest_of_weights(encoder: nn.Module) -> str:
-    """Return a digest of what is not trained."""
+def _digest_of_encoder(encoder: PreTrainedModel) -> str:
+    """Return a digest of the options and weights that are not trained."""
     digest = hashlib.blake2b(digest_size=8)
+    options = encoder.config.to_dict()
+    for name in PreTrainedConfig().to_dict():  # labels, names and the like
+        options.pop(name, None)
+    digest.update(json.dumps(options, sort_keys=True, default=str).encode())
     for name, weight in encoder.named_parameters():
         if not weight.requires_grad:
             digest.update(name.encode())

@@ -178,6 +178,25 @@ def test_states_in_another_precision_are_others(tmp_path):
 
 
 @torch.no_grad()
+def test_states_of_other_options_are_others(tmp_path):
+    """Two encoders of the same weights, whose norms differ in what they add to the variance."""
+    model, inputs = with_ladder("bert"), CASES["bert"].batch(3)
+    other = copy.deepcopy(model)
+    encoder = other.get_base_model()
+    encoder.config.layer_norm_eps = 0.5
+    for norm in encoder.modules():
+        if isinstance(norm, torch.nn.LayerNorm):
+            norm.eps = 0.5
+    expected = other(**inputs).last_hidden_state
+    for cached in (model, other):
+        StateCache(cached, tmp_path)
+        for _ in range(2):
+            states = cached(**inputs).last_hidden_state
+
+    torch.testing.assert_close(states, expected, atol=2e-3, rtol=2e-3)
+
+
+@torch.no_grad()
 @pytest.mark.filterwarnings("ignore:Hidden states that are too large")
 def test_states_too_large_for_the_file(tmp_path):
     model, inputs = with_ladder("bert"), CASES["bert"].batch(3)
