@@ -11,13 +11,9 @@ from typing import Any, NamedTuple
 import yaml
 from transformers import HfArgumentParser
 
-from common.arguments import (
-    MINILM,
-    MINILM_SETTINGS,
-    AdapterArguments,
-    MethodArguments,
-    RecipeTrainingArguments,
-)
+from common.data_arguments import MINILM
+from common.method_arguments import MINILM_SETTINGS, AdapterArguments, MethodArguments
+from common.training_arguments import RecipeTrainingArguments
 
 
 TASK = "{task}"

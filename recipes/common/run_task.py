@@ -11,7 +11,6 @@ from typing import Any
 from transformers import set_seed
 
 import houlsby_peft
-from common.arguments import RecipeTrainingArguments
 from common.command import Command
 from common.edge import RecipeError, log
 from common.files import read_object, write_json
@@ -20,6 +19,7 @@ from common.run import CONTENT, EVALUATION, RESULTS_FILE, Run, command_line, fin
 from common.saved import Saved, load_saved
 from common.scores import describe_majority
 from common.task import Task
+from common.training_arguments import RecipeTrainingArguments
 from houlsby_peft.checkpoints.downloads import find_packaged
 
 

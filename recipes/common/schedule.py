@@ -11,8 +11,8 @@ import math
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from common.arguments import RecipeTrainingArguments
 from common.edge import log
+from common.training_arguments import RecipeTrainingArguments
 
 
 EPOCHS = 10

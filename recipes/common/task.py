@@ -20,7 +20,6 @@ from transformers import (
 )
 from transformers.trainer_utils import PredictionOutput
 
-from common.arguments import RecipeTrainingArguments
 from common.command import Command
 from common.data import commit_of, tokenize
 from common.edge import end_if_terminated, log, looks_like_a_path
@@ -36,6 +35,7 @@ from common.scores import (
     score_classes,
 )
 from common.trainer import RecipeTrainer
+from common.training_arguments import RecipeTrainingArguments
 
 
 @dataclass(kw_only=True)

@@ -4,8 +4,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,30 +15,24 @@ import torch
 from accelerate import DistributedType
 from numpy.typing import NDArray
 from peft import PeftModel
-from safetensors import SafetensorError
 from torch import nn
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
-    Trainer,
 )
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import (
-    PREFIX_CHECKPOINT_DIR,
     PredictionOutput,
     TrainOutput,
-    rotate_checkpoints,
 )
 
-from common.arguments import RecipeTrainingArguments
-from common.checkpoints import seal, step_of
 from common.edge import RecipeError, end_if_terminated, log
 from common.model import active_record
 from common.progress import TRAIN_SECONDS, Bar, Clock, Lines, scores_per_epoch
+from common.resumable_trainer import ResumableTrainer, saving
 from common.run import MOMENT, SAVED, flags_of
 from houlsby_peft import AdapterDrop, AdapterRecord, GraphedStep, StateCache
 
@@ -71,24 +64,20 @@ class Described:
         return {"split": self.split, "scores": self.scores.by_class()}
 
 
-class RecipeTrainer(Trainer):
-    """A Trainer with these changes.
+class RecipeTrainer(ResumableTrainer):
+    """A ResumableTrainer with these changes.
 
     - The loss is the model's own, not multiplied by the number of processes and accumulated steps.
     - A loss that becomes NaN or infinite stops the run.
-    - Batches of texts of similar length come in random order. Predictions are in the order of the
-      rows.
+    - Predictions are in the order of the rows.
     - A step may be one CUDA graph, and a ladder's encoder may read kept states.
-    - A complete checkpoint can be told from an incomplete one, and resuming gives the same weights
-      as no interruption.
-    - It is known which step's weights the model ends with, and there are scores of that step.
+    - There are scores of the step whose weights the model ends with.
     - It prints a line per evaluation, and logs the time of the training steps until then.
     - No file with the arguments, among them a token for the Hub, is saved beside the weights.
 
     `describe` makes what the report of the end shows, out of the outputs and the labels of a split.
     """
 
-    args: RecipeTrainingArguments
     model: Any
     processing_class: PreTrainedTokenizerBase
 
@@ -111,8 +100,6 @@ class RecipeTrainer(Trainer):
         self.start = time.perf_counter()
         # A subfolder of the output folder.
         self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
-        # Whose weights the model has after training; None: those of the last step.
-        self.best_step: int | None = None
         # Counted before anything is sharded.
         self.trainable, self.total = PeftModel.get_nb_trainable_parameters(self.model)
         # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss
@@ -237,31 +224,6 @@ class RecipeTrainer(Trainer):
         self.accelerator.backward(loss)
         return loss.detach()
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Return whether an evaluation is the best so far; of equal scores, the one with the lower
-        loss is better.
-        """
-        best = self.state.best_metric
-        is_best = super()._determine_best_metric(metrics, trial)
-        name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
-        if is_best or metrics[name] != best:
-            return is_best
-        is_best = self._has_lower_loss(metrics)
-        if is_best:
-            self.state.best_global_step = self.state.global_step
-        return is_best
-
-    def _has_lower_loss(self, metrics: dict[str, float]) -> bool:
-        """Return whether the loss of an evaluation is below the one of the best so far; SQuAD has
-        none.
-        """
-        for entry in self.state.log_history:
-            if entry["step"] == self.state.best_global_step:
-                for name in metrics:
-                    if name.endswith("loss") and name in entry:
-                        return metrics[name] < entry[name]
-        return False
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as Trainer.log does; with the scores of an evaluation, also the time of the training
         until then.
@@ -355,7 +317,7 @@ class RecipeTrainer(Trainer):
                 shutil.rmtree(Path(self.args.output_dir, name), ignore_errors=True)
         self.accelerator.wait_for_everyone()
         path = Path(self.args.output_dir, self.saved_as)
-        with _saving(path):
+        with saving(path):
             self.save_model(str(path))
 
     def _save(
@@ -363,110 +325,3 @@ class RecipeTrainer(Trainer):
     ) -> None:
         super()._save(output_dir, state_dict)
         Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
-
-    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
-        sampler = super()._get_train_sampler(train_dataset)
-        if not isinstance(sampler, LengthGroupedSampler):
-            return sampler
-        sampler.batch_size *= self.args.world_size  # the same order on another number of devices
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return OrderOfEpoch(sampler, lambda: seed + int(self.state.epoch or 0))
-
-    def _init_training_state(
-        self, max_steps: int, steps_per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
-    ) -> tuple[int, int]:
-        """Return the epochs and steps that are over, as Trainer._init_training_state does.
-
-        The Trainer would take another step after the last one if that was not the end of an epoch,
-        or if early stopping has ended the run. It also forgets the best checkpoint if the folder
-        has been moved.
-        """
-        trained = super()._init_training_state(
-            max_steps, steps_per_epoch, epochs, checkpoint, trial
-        )
-        if checkpoint is None:
-            return trained
-        if self.state.best_global_step:
-            self._find_best_checkpoint()
-        is_over = self.state.global_step >= max_steps
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):
-                # The command's patience, not the checkpoint's.
-                patience = self.args.early_stopping_patience or 0
-                callback.early_stopping_patience = patience
-                is_over |= callback.early_stopping_patience_counter >= patience
-        if is_over:
-            return epochs, 0
-        return trained
-
-    def _find_best_checkpoint(self) -> None:
-        """Find the checkpoint of the best epoch so far, or forget its score if it is gone."""
-        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
-        checkpoint = Path(self.args.output_dir, name)
-        if checkpoint.is_dir():
-            self.state.best_model_checkpoint = str(checkpoint)
-            return
-        log(f"note: {checkpoint}, the best so far, is gone: the best of the later ones is kept")
-        self.state.best_model_checkpoint = self.state.best_metric = None
-        self.state.best_global_step = None
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        folder = Path(self._get_output_dir(trial=trial))
-        checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if self.args.should_save:
-            # An incomplete one of an earlier attempt, whose files must not be taken for those of
-            # this one.
-            shutil.rmtree(checkpoint, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            with _saving(checkpoint):
-                super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
-        # Only now are older checkpoints deleted, so that a crash at any moment leaves a complete
-        # one.
-        if self.args.should_save:
-            if not self.args.save_only_model:
-                seal(checkpoint)
-            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
-
-    def _load_best_model(self) -> None:
-        self.best_step = step_of(Path(str(self.state.best_model_checkpoint)))
-        super()._load_best_model()
-
-
-@contextmanager
-def _saving(path: Path) -> Iterator[None]:
-    """End the run with one line if its weights cannot be written, as on a full disk."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise RecipeError(
-            f"{path} cannot be saved: {error}. The same command resumes from the checkpoint before."
-        ) from error
-
-
-class OrderOfEpoch(Sampler[int]):
-    """Length grouping with the batches in random order.
-
-    The grouping itself goes from long texts to short ones, over and over, 50 batches at a time. The
-    batch with the longest text stays first, so that a lack of memory shows at once. The order
-    depends only on seed and epoch, so that a run that resumes in the middle of an epoch sees
-    exactly the remaining examples.
-    """
-
-    def __init__(self, sampler: LengthGroupedSampler, seed: Callable[[], int]) -> None:
-        self._sampler, self._seed = sampler, seed
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed())
-        self._sampler.generator = generator
-        first, *batches = torch.tensor(list(self._sampler)).split(self._sampler.batch_size)
-        whole, last = batches[:-1], batches[-1:]
-        order = torch.randperm(len(whole), generator=generator).tolist()
-        yield from torch.cat([first, *(whole[number] for number in order), *last]).tolist()

@@ -13,16 +13,17 @@ from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoTokenizer
 
 from common import reading
-from common.arguments import DataArguments, ReadOptions, RecipeTrainingArguments
 from common.balance import balanced_weights, describe_balance
 from common.classification import ClassificationArguments, load_task
 from common.data import commit_of, find_text_columns, rows_with_text, sample, tokenize
+from common.data_arguments import DataArguments, ReadOptions
 from common.edge import RecipeError
 from common.label_reading import find_label_columns
 from common.labels import MULTI, REGRESSION, SINGLE, Labels, find_labels
 from common.reading import files_of, load_data, read_file
 from common.run import WHERE
 from common.splits import report_repeated, with_validation, without_training_texts
+from common.training_arguments import RecipeTrainingArguments
 from houlsby_peft import AdapterError
 from recipe_runs import write
 

@@ -15,11 +15,12 @@ import pytest
 from python_calamine import CalamineWorkbook
 
 import token_classification
-from common.arguments import ReadOptions, RecipeTrainingArguments
 from common.classification import ClassificationArguments, load_task
+from common.data_arguments import ReadOptions
 from common.edge import RecipeError
 from common.labels import MULTI, REGRESSION, SINGLE
 from common.reading import read_file
+from common.training_arguments import RecipeTrainingArguments
 from houlsby_peft import AdapterError
 from houlsby_peft.serving.tagging import find_entities
 from houlsby_peft.tables import TableReader, TableWriter

@@ -24,7 +24,6 @@ from transformers import (
 )
 
 import glue
-from common.arguments import RecipeTrainingArguments
 from common.edge import RecipeError
 from common.glue_tasks import (
     TASKS,
@@ -34,6 +33,7 @@ from common.glue_tasks import (
 )
 from common.progress import scores_per_epoch
 from common.trainer import RecipeTrainer
+from common.training_arguments import RecipeTrainingArguments
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import logits_of, results_of, run, write

@@ -25,16 +25,13 @@ import squad
 import text_classification
 import token_classification
 from common import model as models
-from common.arguments import (
-    AdapterArguments,
-    EncoderArguments,
-    MethodArguments,
-    RecipeTrainingArguments,
-)
 from common.command import Command
+from common.data_arguments import EncoderArguments
 from common.edge import RecipeError
+from common.method_arguments import AdapterArguments, MethodArguments
 from common.model import apply_method, find_dtype
 from common.trainer import RecipeTrainer
+from common.training_arguments import RecipeTrainingArguments
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write

@@ -16,10 +16,10 @@ from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 
 import glue
 import mlm
-from common.arguments import RecipeTrainingArguments
 from common.edge import RecipeError
 from common.model import load_model
 from common.reading import read_file
+from common.training_arguments import RecipeTrainingArguments
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import run

@@ -94,7 +94,9 @@ def test_a_test_split_is_not_kept(encoder, glue_data, tmp_path):
 
 
 def test_a_graph_reads_no_file(encoder, glue_data, tmp_path, monkeypatch):
-    monkeypatch.setattr("common.arguments.RecipeTrainingArguments._check_cuda_graphs", bool)
+    monkeypatch.setattr(
+        "common.training_arguments.RecipeTrainingArguments._check_cuda_graphs", bool
+    )
     flags = ("--cache_states", str(tmp_path / "states"), "--cuda_graphs", "true")
     with pytest.raises(RecipeError, match="needs --cuda_graphs False"):
         train(encoder, glue_data, tmp_path / "run", *flags)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.arguments import RecipeTrainingArguments
 from common.schedule import settle_schedule
+from common.training_arguments import RecipeTrainingArguments
 
 
 @pytest.fixture

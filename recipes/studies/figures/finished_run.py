@@ -7,7 +7,6 @@ import numpy as np
 from datasets import Dataset
 from transformers import EvalPrediction
 
-from common.arguments import RecipeTrainingArguments
 from common.data import sample
 from common.edge import RecipeError
 from common.files import read_object
@@ -15,6 +14,7 @@ from common.glue_tasks import TASKS, GlueTask
 from common.run import RESULTS_FILE, find_saved
 from common.saved import load_saved
 from common.trainer import RecipeTrainer
+from common.training_arguments import RecipeTrainingArguments
 from houlsby_peft.checkpoints.downloads import find_packaged
 from results.read import Results
 
