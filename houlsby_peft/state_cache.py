@@ -125,7 +125,7 @@ class StateCache:
 
     def __init__(self, model: PeftModel, folder: str | os.PathLike[str]) -> None:
         whole = cast(PreTrainedModel, model.get_base_model())
-        encoder = whole.base_model
+        encoder = cast(PreTrainedModel, whole.base_model)
         place = _find_ladder(model)
         last = int(place.layer or 0)
         # By the indices of layers: what tells a ladder the input of the layer.
