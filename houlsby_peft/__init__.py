@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .serving.predictor import Predictor
     from .serving.results import AnswerPrediction, ClassPrediction, EntityPrediction
     from .serving.task_bank import TaskBank
+    from .slow_up import slow_up_projections
     from .state_cache import StateCache
 
 
@@ -60,6 +61,7 @@ _LAZY = {
     "placement_map": ".placement.show",
     "plan_push": ".hub.push",
     "push_to_hub": ".hub.push",
+    "slow_up_projections": ".slow_up",
 }
 
 __all__ = [
@@ -95,6 +97,7 @@ __all__ = [
     "prune",
     "push_to_hub",
     "put_two_layer_head",
+    "slow_up_projections",
 ]
 __version__ = version("houlsby-peft")
 

@@ -36,6 +36,11 @@ class RecipeTrainingArguments(TrainingArguments):
         help="Peak learning rate, reached after the warm-up; to classify with minilm and "
         "adapters: 1e-3.",
     )
+    up_lr_ratio: float = flag(
+        default=1.0,
+        help="Learning rate of the adapters' up projections, as a share of --learning_rate. With "
+        "0.1, a rate of 3e-3 does not leave a run at one class.",
+    )
     # None is settled by common/schedule.py, once the number of rows is known.
     num_train_epochs: float | None = flag(  # type: ignore[assignment]
         default=None,
