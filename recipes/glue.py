@@ -2,8 +2,7 @@ r"""Train a Houlsby adapter, or a method it is compared with, on a task of GLUE 
 
     # BERT-base and MRPC from the Hub
     accelerate launch recipes/glue.py --task mrpc
-    accelerate launch recipes/glue.py --task cola --data_dir glue --share_layers 3 \
-        --learning_rate 1e-3
+    accelerate launch recipes/glue.py --task cola --data_dir glue --share_layers 3
     # the paper's settings, and a submission
     accelerate launch recipes/glue.py --task all --preset houlsby2019 --predict
     accelerate launch recipes/glue.py --task rte --method full

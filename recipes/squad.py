@@ -5,7 +5,7 @@
     # with questions that have no answer
     accelerate launch recipes/squad.py --data rajpurkar/squad_v2
     # train.parquet, validation.parquet
-    accelerate launch recipes/squad.py --data squad --r 2 --learning_rate 1e-3
+    accelerate launch recipes/squad.py --data squad --r 2
     accelerate launch recipes/squad.py --method full --learning_rate 3e-5 --num_train_epochs 3
     # nothing is trained
     accelerate launch recipes/squad.py --data new.jsonl --evaluate runs/squad

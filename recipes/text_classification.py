@@ -4,7 +4,7 @@ r"""Train a Houlsby adapter, or another --method, to classify texts or pairs of 
     accelerate launch $recipe --data tickets.csv --model_name minilm
     accelerate launch $recipe --data new.csv --evaluate runs/tickets    # nothing is trained
     accelerate launch $recipe tickets.yaml --seed 1                     # a file of arguments
-    accelerate launch $recipe --data fancyzhx/ag_news --r 16 --learning_rate 1e-3
+    accelerate launch $recipe --data fancyzhx/ag_news --r 16
     accelerate launch $recipe --data folder --text_columns title body --label_columns topic
     accelerate launch $recipe --data reviews.csv --method full --learning_rate 3e-5
     # as Houlsby et al. 2019 chose

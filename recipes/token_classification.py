@@ -2,7 +2,7 @@ r"""Train a Houlsby adapter, or another --method, to tag words: named entities, 
 
     # train.conll, validation.conll
     accelerate launch recipes/token_classification.py --data conll_folder
-    accelerate launch recipes/token_classification.py --data lhoestq/conll2003 --learning_rate 1e-3
+    accelerate launch recipes/token_classification.py --data lhoestq/conll2003 --r 16
     accelerate launch recipes/token_classification.py --data conll_folder --method full \
         --learning_rate 3e-5
     # nothing is trained
