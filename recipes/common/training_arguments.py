@@ -38,8 +38,7 @@ class RecipeTrainingArguments(TrainingArguments):
     )
     up_lr_ratio: float = flag(
         default=1.0,
-        help="Learning rate of the adapters' up projections, as a share of --learning_rate. With "
-        "0.1, a rate of 3e-3 does not leave a run at one class.",
+        help="Learning rate of the adapters' up projections, as a share of --learning_rate.",
     )
     # None is settled by common/schedule.py, once the number of rows is known.
     num_train_epochs: float | None = flag(  # type: ignore[assignment]
