@@ -35,9 +35,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from common.arguments import TextArguments
 from common.command import Command, parse_command
 from common.data import check_columns, find_text_columns, rows_with_text, tokenize
-from common.data_arguments import TextArguments
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import apply_method, config_of, keep_pooler, load_model
 from common.reading import files_of, load_data

@@ -25,12 +25,11 @@ from typing import Any, Literal, cast
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
+from common.arguments import DataArguments
 from common.command import parse_command
 from common.data import check_fast, sample
-from common.data_arguments import DataArguments
 from common.edge import RecipeError, end_with_one_line, log
 from common.files import write_json
-from common.flags import flag
 from common.metrics import Examples
 from common.presets import with_preset
 from common.questions import (
@@ -47,7 +46,7 @@ from common.run_task import run_task
 from common.saved import Saved
 from common.task import Task
 from common.trainer import RecipeTrainer
-from common.training_arguments import RecipeTrainingArguments
+from common.training_arguments import RecipeTrainingArguments, flag
 from houlsby_peft.serving.answers import QUESTION_TOKENS, Windows
 
 

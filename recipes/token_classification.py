@@ -18,10 +18,9 @@ piece; a sentence longer than --max_length is read in several parts.
 from dataclasses import dataclass, replace
 from functools import partial
 
+from common.arguments import LabelArguments, ReadOptions
 from common.command import parse_command
-from common.data_arguments import LabelArguments, ReadOptions
 from common.edge import end_with_one_line, log
-from common.flags import flag
 from common.label_issues import check_labels
 from common.labels import MULTI, find_labels
 from common.reading import files_of, load_data
@@ -29,7 +28,7 @@ from common.run_task import run_task
 from common.saved import Saved
 from common.splits import divide
 from common.tagging import TaggingTask, number_tags
-from common.training_arguments import RecipeTrainingArguments
+from common.training_arguments import RecipeTrainingArguments, flag
 from common.words import read_words
 
 

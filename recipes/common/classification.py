@@ -20,6 +20,7 @@ from transformers import EvalPrediction, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PredictionOutput
 
+from common.arguments import LabelArguments, TextArguments
 from common.balance import (
     balanced_weights,
     check_classes_recur,
@@ -39,9 +40,7 @@ from common.data import (
     tokenize,
     with_strings,
 )
-from common.data_arguments import LabelArguments, TextArguments
 from common.edge import RecipeError, log
-from common.flags import flag
 from common.label_forms import (
     find_label_form,
     find_marks_for_missing,
@@ -66,7 +65,7 @@ from common.run_task import run_task
 from common.saved import Saved
 from common.scores import SCORES, ClassScores, ValueScores, check_finite
 from common.splits import divide, report_repeated
-from common.training_arguments import RecipeTrainingArguments
+from common.training_arguments import RecipeTrainingArguments, flag
 
 
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from transformers import HfArgumentParser
 
-from common.data_arguments import MINILM
-from common.method_arguments import MINILM_SETTINGS, AdapterArguments, MethodArguments
+from common.arguments import MINILM, MINILM_SETTINGS, AdapterArguments, MethodArguments
 from common.training_arguments import RecipeTrainingArguments
 
 

@@ -14,13 +14,11 @@ from datasets import ClassLabel, Dataset, Value, load_dataset
 from numpy.typing import NDArray
 from transformers import EvalPrediction
 
+from common.arguments import ClassifierArguments, EncoderArguments
 from common.command import Command, parse_command
 from common.data import check_columns, locate, sample
-from common.data_arguments import EncoderArguments
 from common.edge import RecipeError
 from common.files import write_atomically, write_json
-from common.flags import flag
-from common.method_arguments import ClassifierArguments
 from common.presets import with_preset
 from common.reading import find_split, read_split
 from common.scores import (
@@ -33,6 +31,7 @@ from common.scores import (
 )
 from common.task import Task
 from common.trainer import RecipeTrainer
+from common.training_arguments import flag
 
 
 HUB_DATASET = "nyu-mll/glue"

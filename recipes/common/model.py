@@ -22,11 +22,10 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 import houlsby_peft
+from common.arguments import AUTO, MINILM, POOLER, BaseDtype, MethodArguments
 from common.command import Command
-from common.data_arguments import MINILM
 from common.edge import RecipeError, log
 from common.files import read_object
-from common.method_arguments import AUTO, POOLER, BaseDtype, MethodArguments
 from common.run import ARGUMENTS_FILE
 from common.training_arguments import RecipeTrainingArguments
 from houlsby_peft import (

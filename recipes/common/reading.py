@@ -15,8 +15,8 @@ from datasets import Dataset, concatenate_datasets, disable_progress_bars, load_
 from pyarrow.parquet import read_table
 from transformers import TrainingArguments
 
+from common.arguments import DataArguments, ReadOptions
 from common.conll import read_conll
-from common.data_arguments import DataArguments, ReadOptions
 from common.edge import RecipeError, log, looks_like_a_path
 from common.exports import read_export
 from common.run import WHERE

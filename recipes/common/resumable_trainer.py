@@ -1,11 +1,12 @@
 """A Trainer that can be killed at any moment, and resumes as if it had not been."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 from torch.utils.data import Dataset, Sampler
@@ -13,7 +14,6 @@ from transformers import EarlyStoppingCallback, Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from common.batch_order import OrderOfEpoch
 from common.checkpoints import seal, step_of
 from common.edge import RecipeError, log
 from common.training_arguments import RecipeTrainingArguments
@@ -140,3 +140,27 @@ def saving(path: Path) -> Iterator[None]:
         raise RecipeError(
             f"{path} cannot be saved: {error}. The same command resumes from the checkpoint before."
         ) from error
+
+
+class OrderOfEpoch(Sampler[int]):
+    """Length grouping with the batches in random order.
+
+    The grouping itself goes from long texts to short ones, over and over, 50 batches at a time. The
+    batch with the longest text stays first, so that a lack of memory shows at once. The order
+    depends only on seed and epoch, so that a run that resumes in the middle of an epoch sees
+    exactly the remaining examples.
+    """
+
+    def __init__(self, sampler: LengthGroupedSampler, seed: Callable[[], int]) -> None:
+        self._sampler, self._seed = sampler, seed
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed())
+        self._sampler.generator = generator
+        first, *batches = torch.tensor(list(self._sampler)).split(self._sampler.batch_size)
+        whole, last = batches[:-1], batches[-1:]
+        order = torch.randperm(len(whole), generator=generator).tolist()
+        yield from torch.cat([first, *(whole[number] for number in order), *last]).tolist()

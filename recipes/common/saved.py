@@ -16,9 +16,9 @@ from transformers import (
 )
 
 import houlsby_peft
+from common.arguments import AUTO
 from common.edge import RecipeError
 from common.files import read_object
-from common.method_arguments import AUTO
 from common.model import active_record, keep_in_float32, load_quietly
 from common.run import RESULTS_FILE
 from houlsby_peft.checkpoints.downloads import find_packaged

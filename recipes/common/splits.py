@@ -8,8 +8,8 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import TrainingArguments
 
+from common.arguments import DataArguments
 from common.data import locate_first, rows_of, sample
-from common.data_arguments import DataArguments
 from common.edge import RecipeError, log
 from common.reading import files_of
 from common.run import CONTENT, describe_content

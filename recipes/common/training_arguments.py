@@ -6,17 +6,22 @@ import copy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import TrainingArguments
+from transformers.hf_argparser import HfArg
 
 from common.edge import RecipeError
-from common.flags import flag
 from common.run import lower_is_better
 
 
 MAIN_METRIC = "main"
+
+
+def flag(**options: Any) -> Any:
+    """Describe a flag of the command line: its default, help and aliases."""
+    return HfArg(**options)
 
 
 @dataclass

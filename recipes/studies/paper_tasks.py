@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Literal
 
 import recipes_path  # noqa: F401
+from common.arguments import ClassifierArguments
 from common.classification import ClassificationArguments, run
 from common.command import parse_command
 from common.edge import end_with_one_line, log
-from common.flags import flag
-from common.method_arguments import ClassifierArguments
 from common.presets import with_preset
+from common.training_arguments import flag
 from results.additional import ALL, check_folders
 
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import houlsby_peft
-from common.method_arguments import MethodArguments
+from common.arguments import MethodArguments
 from common.model import apply_method
 from contract_models import WIDE
 from houlsby_peft import HoulsbyConfig, find_new_modules

@@ -13,10 +13,10 @@ from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoTokenizer
 
 from common import reading
+from common.arguments import DataArguments, ReadOptions
 from common.balance import balanced_weights, describe_balance
 from common.classification import ClassificationArguments, load_task
 from common.data import commit_of, find_text_columns, rows_with_text, sample, tokenize
-from common.data_arguments import DataArguments, ReadOptions
 from common.edge import RecipeError
 from common.label_reading import find_label_columns
 from common.labels import MULTI, REGRESSION, SINGLE, Labels, find_labels

@@ -15,8 +15,8 @@ import pytest
 from python_calamine import CalamineWorkbook
 
 import token_classification
+from common.arguments import ReadOptions
 from common.classification import ClassificationArguments, load_task
-from common.data_arguments import ReadOptions
 from common.edge import RecipeError
 from common.labels import MULTI, REGRESSION, SINGLE
 from common.reading import read_file

@@ -25,10 +25,9 @@ import squad
 import text_classification
 import token_classification
 from common import model as models
+from common.arguments import AdapterArguments, EncoderArguments, MethodArguments
 from common.command import Command
-from common.data_arguments import EncoderArguments
 from common.edge import RecipeError
-from common.method_arguments import AdapterArguments, MethodArguments
 from common.model import apply_method, find_dtype
 from common.trainer import RecipeTrainer
 from common.training_arguments import RecipeTrainingArguments

@@ -23,11 +23,10 @@ pytest.importorskip(
 )
 
 import figure
+from common.arguments import ClassifierArguments, MethodArguments, TextArguments
 from common.classification import ClassificationArguments
-from common.data_arguments import TextArguments
 from common.edge import RecipeError
 from common.glue_tasks import GlueArguments, parse_arguments
-from common.method_arguments import ClassifierArguments, MethodArguments
 from common.presets import preset
 from common.training_arguments import RecipeTrainingArguments
 from paper_tasks import PaperArguments

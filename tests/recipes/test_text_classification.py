@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 import houlsby_peft
 import paper_tasks
 import text_classification
+from common.arguments import ClassifierArguments
 from common.classification import (
     ClassificationArguments,
     ClassificationTask,
@@ -30,7 +31,6 @@ from common.classification_trainer import weighted_loss
 from common.command import parse_command
 from common.edge import RecipeError
 from common.labels import MULTI, SINGLE, Labels
-from common.method_arguments import ClassifierArguments
 from demo import minimal_pairs
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
