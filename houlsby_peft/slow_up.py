@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from .bottleneck import Bottleneck
+from .errors import AdapterError
 
 
 def slow_up_projections(
@@ -29,11 +30,18 @@ def slow_up_projections(
         optimizer: An optimizer of the model's weights. Each of its groups is split in two.
         model: The model with adapters.
         ratio: The share, above 0. 1 changes nothing.
+
+    Raises:
+        AdapterError: The model has no bottlenecks, as with a ladder.
     """
     slow: set[nn.Parameter] = set()
     for module in model.modules():
         if isinstance(module, Bottleneck):
             slow.update(module.up_proj.parameters())
+    if not slow:
+        raise AdapterError(
+            "There are no up projections to slow down: the model has no bottlenecks."
+        )
     groups = []
     for group in optimizer.param_groups:
         others = [weight for weight in group["params"] if weight not in slow]

@@ -304,7 +304,6 @@ class MethodArguments:
         for_adapters = {
             "--push_to_hub": training.push_to_hub,
             "--init_adapter": adapter.init_adapter,
-            "--up_lr_ratio": training.up_lr_ratio != 1,
             "--head two_layer": adapter.config().two_layer_head,
         }
         for option, value in for_adapters.items():

@@ -1,10 +1,11 @@
 """Up projections that learn at a share of the rate."""
 
+import pytest
 import torch
 from peft import get_peft_model
 from transformers import Trainer, TrainingArguments
 
-from houlsby_peft import HoulsbyConfig, slow_up_projections
+from houlsby_peft import AdapterError, HoulsbyConfig, slow_up_projections
 from tiny_models import tiny_bert
 
 
@@ -48,3 +49,10 @@ def test_with_a_trainer(tmp_path):
     Trainer(model, arguments, train_dataset=[row] * 16, optimizers=(optimizer, None)).train()
 
     torch.testing.assert_close(rates, [[0.0, 0.0], [5e-3, 5e-4]])
+
+
+def test_a_model_without_bottlenecks():
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, kind="ladder"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(AdapterError, match="no bottlenecks"):
+        slow_up_projections(optimizer, model)
