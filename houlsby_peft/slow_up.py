@@ -17,7 +17,7 @@ def slow_up_projections(
     With Adam, a weight moves by about the learning rate in each step, whatever its gradient. An
     up projection sums r such weights, and a down projection feeds it, so that at a high rate, what
     a bottleneck adds outgrows what it reads: all texts then look alike to the head, and the run
-    never learns. With slow up projections, the others may learn at a rate some ten times as high.
+    never learns. With slow up projections, runs learn at about three times the usual rate.
 
     Call it once, before the first step and before a schedule of the rate is made.
 
