@@ -12,7 +12,7 @@ CONSTRAINTS := $(addprefix -c ,$(wildcard $(LOCK)))
 TORCH := 2.13.0
 
 # What the recipes and the packaging need has lower bounds of its own.
-OLDEST := tests/core tests/placement tests/heads tests/batching tests/checkpoints
+OLDEST := tests/core tests/placement tests/heads tests/batching
 
 BIN := $(VENV)/bin
 INTERPRETER := $(BIN)/python$(VERSION)

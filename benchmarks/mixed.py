@@ -17,8 +17,8 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.batching.slots import Slots
 from houlsby_peft.heads.head import HoulsbyHead
-from houlsby_peft.serving.graphs import use_graphs
-from houlsby_peft.tuner_layer import state_of
+from houlsby_peft.method.tuner_layer import state_of
+from houlsby_peft.predict.graphs import use_graphs
 from methods import METHODS, OURS
 from models import SHAPES, Method
 from report import Rows

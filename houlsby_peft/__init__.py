@@ -7,61 +7,61 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .derive.initialize import init_from
 from .derive.layers import ablate, prune
 from .errors import AdapterError, HubError
 from .heads.finding import find_new_modules
 from .heads.new_heads import TwoLayerHead, put_two_layer_head
-from .ladder import Ladder
-from .layer import HoulsbyLayer, HoulsbyLayerNorm
+from .method.bottleneck import Bottleneck
+from .method.ladder import Ladder
+from .method.layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .placement.places import find_places
-from .record import AdapterRecord, Place
 from .registration import (
     let_adapters_lack_tokens,
     register,
     replace_template,
     undo_failed_loads,
 )
+from .saved.record import AdapterRecord, Place
 
 
 if TYPE_CHECKING:
     from .adapterhub.convert import convert
-    from .derive.adapter_drop import AdapterDrop
     from .export import export_onnx
-    from .graphed_step import GraphedStep
     from .hub.push import plan_push, push_to_hub
     from .placement.show import placement_map
-    from .serving.held_adapters import TaskSource
-    from .serving.load import load
-    from .serving.predictor import Predictor
-    from .serving.results import AnswerPrediction, ClassPrediction, EntityPrediction
-    from .serving.task_bank import TaskBank
-    from .slow_up import slow_up_projections
-    from .state_cache import StateCache
+    from .predict.held_adapters import TaskSource
+    from .predict.load import load
+    from .predict.predictor import Predictor
+    from .predict.results import AnswerPrediction, ClassPrediction, EntityPrediction
+    from .predict.task_bank import TaskBank
+    from .training.adapter_drop import AdapterDrop
+    from .training.graphed_step import GraphedStep
+    from .training.slow_up import slow_up_projections
+    from .training.state_cache import StateCache
 
 
 # Imported on first use (PEP 562), because most processes that train or apply an adapter do not need
 # them.
 _LAZY = {
-    "AdapterDrop": ".derive.adapter_drop",
-    "AnswerPrediction": ".serving.results",
-    "ClassPrediction": ".serving.results",
-    "EntityPrediction": ".serving.results",
-    "GraphedStep": ".graphed_step",
-    "Predictor": ".serving.predictor",
-    "StateCache": ".state_cache",
-    "TaskBank": ".serving.task_bank",
-    "TaskSource": ".serving.held_adapters",
+    "AdapterDrop": ".training.adapter_drop",
+    "AnswerPrediction": ".predict.results",
+    "ClassPrediction": ".predict.results",
+    "EntityPrediction": ".predict.results",
+    "GraphedStep": ".training.graphed_step",
+    "Predictor": ".predict.predictor",
+    "StateCache": ".training.state_cache",
+    "TaskBank": ".predict.task_bank",
+    "TaskSource": ".predict.held_adapters",
     "export_onnx": ".export",
     "convert": ".adapterhub.convert",
-    "load": ".serving.load",
+    "load": ".predict.load",
     "placement_map": ".placement.show",
     "plan_push": ".hub.push",
     "push_to_hub": ".hub.push",
-    "slow_up_projections": ".slow_up",
+    "slow_up_projections": ".training.slow_up",
 }
 
 __all__ = [

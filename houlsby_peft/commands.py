@@ -18,16 +18,16 @@ import torch
 import transformers
 
 from .adapterhub.convert import convert as convert_adapter
-from .checkpoints.saved import SavedAdapter, adapter_of_run
 from .errors import shortened
 from .export import export_onnx
 from .hub.card import write_card
 from .hub.push import predict_example, push_to_hub
-from .serving.adapter_list import find_adapters
-from .serving.files import json_line, predict_file
-from .serving.load import load
-from .serving.options import ServiceOptions
-from .serving.task_bank import TaskBank
+from .predict.adapter_list import find_adapters
+from .predict.files import json_line, predict_file
+from .predict.load import load
+from .predict.task_bank import TaskBank
+from .saved.adapter import SavedAdapter, adapter_of_run
+from .service.options import ServiceOptions
 from .tables import (
     WRITTEN,
     TableReader,
@@ -203,11 +203,11 @@ def serve(options: argparse.Namespace) -> None:
         watch=options.watch,
     )
     if options.print_config:
-        from .serving.ray_engine import deployment_file
+        from .service.ray_engine import deployment_file
 
         print(deployment_file(service_options, options.host, options.port), end="")
         return
-    from .serving.server import run
+    from .service.server import run
 
     _hide_messages()
     run(

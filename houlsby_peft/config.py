@@ -17,11 +17,11 @@ from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
 from .errors import shortened
-from .fingerprint import check_fingerprint
 from .option_values import POSITIONS, count, in_order, plain, refuse_other_names
-from .record import AdapterRecord, SavedState, numbered
 from .registration import houlsby_peft_type
-from .weights import read_json, read_shapes
+from .saved.fingerprint import check_fingerprint
+from .saved.record import AdapterRecord, SavedState, numbered
+from .saved.weights import read_json, read_shapes
 
 
 # The kinds of adapters, which differ in what their branch is computed from; see `residual.py` and

@@ -21,12 +21,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from .errors import AdapterError
-from .record import AdapterRecord
-from .serving.base_model import label_arguments
-from .serving.load import load
-from .serving.predictor import Predictor
-from .serving.readers import cut_arguments
-from .tuner_layer import HoulsbyTunerLayer
+from .method.tuner_layer import HoulsbyTunerLayer
+from .predict.base_model import label_arguments
+from .predict.load import load
+from .predict.predictor import Predictor
+from .predict.readers import cut_arguments
+from .saved.record import AdapterRecord
 
 
 # The names that optimum and the Hub use.

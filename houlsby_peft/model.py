@@ -20,17 +20,17 @@ from .config import HoulsbyConfig
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_with_head, label_facts, use_labels
-from .ladder import Rungs, hold_mask, leave_dropout, release_masks
-from .layer import HoulsbyLayer, HoulsbyLayerNorm
-from .modules import hold_batch_norms, release_batch_norms
+from .method.ladder import Rungs, hold_mask, leave_dropout, release_masks
+from .method.layer import HoulsbyLayer, HoulsbyLayerNorm
+from .method.modules import hold_batch_norms, release_batch_norms
+from .method.residual import SkipConnection
+from .method.tuner_layer import HoulsbyTunerLayer, batch_of, state_of
 from .placement.plan import Plan
 from .placement.view import is_norm
-from .record import AdapterRecord, Place, SavedState
 from .registration import PREFIX
-from .residual import SkipConnection
-from .tuner_layer import HoulsbyTunerLayer, batch_of, state_of
+from .saved.record import AdapterRecord, Place, SavedState
+from .saved.weights import check_at_hand, check_tensors, translate
 from .undo import Snapshot
-from .weights import check_at_hand, check_tensors, translate
 
 
 class HoulsbyModel(BaseTuner):

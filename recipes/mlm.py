@@ -35,19 +35,19 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.arguments import TextArguments
-from common.command import Command, parse_command
-from common.data import check_columns, find_text_columns, rows_with_text, tokenize
-from common.edge import RecipeError, end_with_one_line, log
-from common.model import apply_method, config_of, keep_pooler, load_model
-from common.reading import files_of, load_data
-from common.run_task import run_task
-from common.saved import Saved
-from common.splits import divide
-from common.task import Task
-from common.trainer import RecipeTrainer
-from common.training_arguments import RecipeTrainingArguments
-from houlsby_peft.checkpoints.downloads import find_packaged
+from data.data import check_columns, find_text_columns, rows_with_text, tokenize
+from data.reading import files_of, load_data
+from data.splits import divide
+from houlsby_peft.saved.downloads import find_packaged
+from run.arguments import TextArguments
+from run.command import Command, parse_command
+from run.edge import RecipeError, end_with_one_line, log
+from run.model import apply_method, config_of, keep_pooler, load_model
+from run.run_task import run_task
+from run.saved import Saved
+from run.trainer import RecipeTrainer
+from run.training_arguments import RecipeTrainingArguments
+from tasks.task import Task
 
 
 HEAD_FILE = "mlm_head.safetensors"

@@ -25,14 +25,20 @@ from typing import Any, Literal, cast
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
-from common.arguments import DataArguments
-from common.command import parse_command
-from common.data import check_fast, sample
-from common.edge import RecipeError, end_with_one_line, log
-from common.files import write_json
-from common.metrics import Examples
-from common.presets import with_preset
-from common.questions import (
+from data.data import check_fast, sample
+from data.reading import files_of, load_data
+from houlsby_peft.predict.answers import QUESTION_TOKENS, Windows
+from run.arguments import DataArguments
+from run.command import parse_command
+from run.edge import RecipeError, end_with_one_line, log
+from run.files import write_json
+from run.presets import with_preset
+from run.run_task import run_task
+from run.saved import Saved
+from run.trainer import RecipeTrainer
+from run.training_arguments import RecipeTrainingArguments, flag
+from tasks.metrics import Examples
+from tasks.questions import (
     ANSWERED,
     SCORES,
     evaluation_windows,
@@ -41,13 +47,7 @@ from common.questions import (
     squad_scores,
     training_windows,
 )
-from common.reading import files_of, load_data
-from common.run_task import run_task
-from common.saved import Saved
-from common.task import Task
-from common.trainer import RecipeTrainer
-from common.training_arguments import RecipeTrainingArguments, flag
-from houlsby_peft.serving.answers import QUESTION_TOKENS, Windows
+from tasks.task import Task
 
 
 NULL_THRESHOLD = 0.0
@@ -84,7 +84,7 @@ class SquadArguments(DataArguments):
     )
     preset: Literal["houlsby2019"] | None = flag(
         default=None,
-        help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
+        help="A paper's settings instead of the defaults; see recipes/run/presets.py.",
     )
 
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import houlsby_peft
-from common.arguments import ClassifierArguments
-from common.classification import ClassificationArguments, ClassificationTask, load_task, run
-from common.command import TASK, Command, parse_command
-from common.edge import RecipeError, end_with_one_line
-from common.files import write_json
-from common.label_issues import as_loaded, check_labels
-from common.reading import files_of
-from common.run_task import run_task
-from common.training_arguments import flag
+from data.reading import files_of
+from run.arguments import ClassifierArguments
+from run.command import TASK, Command, parse_command
+from run.edge import RecipeError, end_with_one_line
+from run.files import write_json
+from run.run_task import run_task
+from run.training_arguments import flag
+from tasks.classification import ClassificationArguments, ClassificationTask, load_task, run
+from tasks.label_issues import as_loaded, check_labels
 
 
 STREAM_FILE = "stream.json"

@@ -14,10 +14,10 @@ r"""Train a Houlsby adapter, or another --method, to classify texts or pairs of 
 docs/recipes.md says which files are read, and how columns and labels are found.
 """
 
-from common.arguments import ClassifierArguments
-from common.classification import ClassificationArguments, run
-from common.command import parse_command
-from common.edge import end_with_one_line
+from run.arguments import ClassifierArguments
+from run.command import parse_command
+from run.edge import end_with_one_line
+from tasks.classification import ClassificationArguments, run
 
 
 def main() -> None:

@@ -18,18 +18,18 @@ piece; a sentence longer than --max_length is read in several parts.
 from dataclasses import dataclass, replace
 from functools import partial
 
-from common.arguments import LabelArguments, ReadOptions
-from common.command import parse_command
-from common.edge import end_with_one_line, log
-from common.label_issues import check_labels
-from common.labels import MULTI, find_labels
-from common.reading import files_of, load_data
-from common.run_task import run_task
-from common.saved import Saved
-from common.splits import divide
-from common.tagging import TaggingTask, number_tags
-from common.training_arguments import RecipeTrainingArguments, flag
-from common.words import read_words
+from data.labels import MULTI, find_labels
+from data.reading import files_of, load_data
+from data.splits import divide
+from data.words import read_words
+from run.arguments import LabelArguments, ReadOptions
+from run.command import parse_command
+from run.edge import end_with_one_line, log
+from run.run_task import run_task
+from run.saved import Saved
+from run.training_arguments import RecipeTrainingArguments, flag
+from tasks.label_issues import check_labels
+from tasks.tagging import TaggingTask, number_tags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""Imports between the modules of the library go one way, those for annotations and those on first
-use included.
+"""Imports between the modules of the library go down, from floor to floor, those for annotations
+and those on first use included.
 """
 
 from __future__ import annotations
@@ -18,6 +18,34 @@ MODULES = {
     for file in PACKAGE.rglob("*.py")
     if file != PACKAGE / "__init__.py"
 }
+# From the ground up. A module stands on the floor of the longest name that it begins with. It imports
+# from its own floor and from those beneath.
+FLOORS = (
+    ("errors", "option_values", "registration", "tables"),
+    ("saved.record", "saved.weights", "saved.fingerprint"),
+    ("config",),
+    ("kernels",),
+    ("method",),
+    ("heads",),
+    ("saved",),
+    ("placement", "batching"),
+    ("derive", "training"),
+    ("undo", "model"),
+    ("predict",),
+    ("service", "hub", "export"),
+    ("adapterhub",),
+    ("commands",),
+)
+
+
+def floor_of(name: str) -> int:
+    """Return the number of the floor on which a module or package stands."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        for number, rooms in enumerate(FLOORS):
+            if ".".join(parts[:length]) in rooms:
+                return number
+    raise AssertionError(f"{name} stands on no floor")
 
 
 def imported_modules(name: str) -> set[str]:
@@ -40,3 +68,14 @@ def test_imports_go_one_way():
         for name in free:
             del imports[name]
     assert not {name: sorted(others & imports.keys()) for name, others in imports.items()}
+
+
+def test_no_import_goes_up():
+    for name in MODULES:
+        for imported in imported_modules(name):
+            assert floor_of(imported) <= floor_of(name), f"{name} imports {imported}"
+
+
+def test_every_room_is_there():
+    rooms = {name for floor in FLOORS for name in floor}
+    assert rooms <= MODULES.keys()

@@ -68,7 +68,7 @@ def package_files():
     files = [
         *(ROOT / "houlsby_peft").rglob("*.py"),
         ROOT / "houlsby_peft/py.typed",
-        ROOT / "houlsby_peft/serving/page.html",
+        ROOT / "houlsby_peft/service/page.html",
         ROOT / "houlsby_peft_cli.py",
     ]
     inside = [*(ROOT / "hub_cards").glob("*.py"), *(ROOT / "hub_cards").glob("*.jinja")]

@@ -17,8 +17,6 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
-from ..checkpoints.downloads import explain_hub_errors, find_packaged
-from ..checkpoints.saved import SavedAdapter, find_files
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..hub.card import CARD_FILE, find_base, is_repo_id, make_card
@@ -26,10 +24,12 @@ from ..hub.markdown import code
 from ..hub.results import read_report
 from ..placement.places import find_places
 from ..placement.plan import Plan
-from ..record import AdapterRecord, Place, SavedState
+from ..predict.base_model import label_arguments
 from ..registration import PREFIX
-from ..serving.base_model import label_arguments
-from ..weights import FILE_PREFIX, check_shapes, first_of
+from ..saved.adapter import SavedAdapter, find_files
+from ..saved.downloads import explain_hub_errors, find_packaged
+from ..saved.record import AdapterRecord, Place, SavedState
+from ..saved.weights import FILE_PREFIX, check_shapes, first_of
 from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published, write_part
 from .heads import Head, describe_head, find_target, head_modules, head_weights
 from .names import check_base_type, describe, find_kind, layer_config, library_keys, own_config

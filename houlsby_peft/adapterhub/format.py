@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from ..errors import AdapterError, shortened
 from ..hub.card import is_repo_id
-from ..weights import check_values, read_json
+from ..saved.weights import check_values, read_json
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter.safetensors", "pytorch_adapter.bin")

@@ -17,7 +17,7 @@ from torch import nn
 from ..errors import AdapterError, shortened
 from ..heads.finding import find_head
 from ..heads.tasks import TaskKind, task_kind_of_class
-from ..weights import first_of
+from ..saved.weights import first_of
 from .format import Part
 
 

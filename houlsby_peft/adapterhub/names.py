@@ -11,7 +11,7 @@ from torch import nn
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
-from ..record import Place, full_name
+from ..saved.record import Place, full_name
 
 
 # The library's options for the sub-layers.

@@ -16,8 +16,8 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..heads.head import HoulsbyHead
-from ..layer import HoulsbyLayer, HoulsbyLayerNorm
-from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
+from ..method.layer import HoulsbyLayer, HoulsbyLayerNorm
+from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
 from .fan_out import FanOut
 from .heads import head_key, head_of_rows, saves_starts
 from .parts import first_tensor, has_any, index_of, join, run_adapter, select_rows

@@ -24,8 +24,8 @@ from torch import nn
 from transformers import Cache
 
 from ..heads.head import HoulsbyHead
-from ..layer import HoulsbyLayer
-from ..tuner_layer import Batch, HoulsbyTunerLayer, batch_of
+from ..method.layer import HoulsbyLayer
+from ..method.tuner_layer import Batch, HoulsbyTunerLayer, batch_of
 from .parts import has_any, select_rows
 
 

@@ -14,7 +14,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..kernels.plain import has_hooks
-from ..tuner_layer import HoulsbyTunerLayer
+from ..method.tuner_layer import HoulsbyTunerLayer
 from .stack import Choice, LinearOfRows
 
 

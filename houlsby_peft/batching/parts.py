@@ -10,7 +10,7 @@ from torch import nn
 from transformers.utils.generic import ModelOutput
 
 from ..heads.head import HoulsbyHead
-from ..tuner_layer import HoulsbyTunerLayer
+from ..method.tuner_layer import HoulsbyTunerLayer
 
 
 def run_adapter(

@@ -24,8 +24,8 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..errors import AdapterError
-from ..modules import is_inside
-from ..tuner_layer import BASE, Batch, HoulsbyTunerLayer
+from ..method.modules import is_inside
+from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer
 from .parts import first_tensor, run_adapter, select_rows
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..bottleneck import Bottleneck
+from ..method.bottleneck import Bottleneck
 from .stack import Stack, stacking_key
 
 

@@ -17,12 +17,12 @@ from accelerate.utils import has_offloaded_params
 from torch import nn
 from torch.nn import functional as F
 
-from ..bottleneck import BRANCH, Bottleneck
 from ..kernels import layer_norm
 from ..kernels import rows as operation
 from ..kernels.bottleneck import ACTIVATIONS, MODULES
 from ..kernels.plain import is_plain_call
 from ..kernels.rows import find_runs
+from ..method.bottleneck import BRANCH, Bottleneck
 
 
 _WEIGHTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias")

@@ -10,10 +10,10 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
 from ..config import SHAPE_OPTIONS, HoulsbyConfig
-from ..layer import HoulsbyLayer
+from ..method.layer import HoulsbyLayer
 from ..placement.places import find_places
-from ..record import AdapterRecord, Place
 from ..registration import PREFIX
+from ..saved.record import AdapterRecord, Place
 
 
 # Options that select places. Adapters with the same places may have come to them in other ways.

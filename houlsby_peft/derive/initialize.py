@@ -7,13 +7,13 @@ from typing import Any
 
 from peft import PeftModel, set_peft_model_state_dict
 
-from ..checkpoints.saved import SavedAdapter
 from ..config import SHAPE_OPTIONS
 from ..errors import AdapterError
-from ..fingerprint import compare_fingerprints
-from ..record import AdapterRecord, unfold_places
+from ..method.tuner_layer import state_of
 from ..registration import PREFIX
-from ..tuner_layer import state_of
+from ..saved.adapter import SavedAdapter
+from ..saved.fingerprint import compare_fingerprints
+from ..saved.record import AdapterRecord, unfold_places
 from .combine import compare_options, tensors_of
 
 

@@ -10,10 +10,10 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from ..modules import layers_around
+from ..method.modules import layers_around
+from ..method.tuner_layer import HoulsbyTunerLayer, state_of
 from ..placement.view import View
-from ..record import Place, fold_places
-from ..tuner_layer import HoulsbyTunerLayer, state_of
+from ..saved.record import Place, fold_places
 from .combine import add_derived, places_of, weights_of
 
 

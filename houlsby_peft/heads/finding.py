@@ -11,7 +11,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..config import HoulsbyConfig
-from ..modules import base_modules, is_inside
+from ..method.modules import base_modules, is_inside
 from .tasks import task_kind_of_class
 
 

@@ -9,8 +9,8 @@ import torch
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from ..modules import cast, copy_of, device_of, dtype_of
-from ..tuner_layer import BASE, Batch, KeepsFrozen, ModelState, batch_of
+from ..method.modules import cast, copy_of, device_of, dtype_of
+from ..method.tuner_layer import BASE, Batch, KeepsFrozen, ModelState, batch_of
 from .finding import find_head
 
 

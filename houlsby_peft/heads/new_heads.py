@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..modules import device_of, dtype_of
+from ..method.modules import device_of, dtype_of
 from .finding import find_head
 from .head import HoulsbyHead
 from .tasks import labels_of_base

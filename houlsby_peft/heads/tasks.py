@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
-from ..modules import is_inside
-from ..record import AdapterRecord
+from ..method.modules import is_inside
+from ..saved.record import AdapterRecord
 
 
 if TYPE_CHECKING:

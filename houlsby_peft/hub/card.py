@@ -21,19 +21,19 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftConfig
 
-from ..checkpoints.downloads import SHORT_NAMES, find_repo
-from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
-from ..record import AdapterRecord
+from ..saved.adapter import SavedAdapter
+from ..saved.downloads import SHORT_NAMES, find_repo
+from ..saved.record import AdapterRecord
 from .markdown import Markdown, block, cell, code, escape, link, python
 from .metadata import as_list, check_metadata, make_metadata, make_widget
 from .results import Report, Results, read_report
 
 
 if TYPE_CHECKING:
-    from ..serving.readers import Input
+    from ..predict.readers import Input
 
 
 CARD_FILE = constants.REPOCARD_NAME

@@ -27,13 +27,13 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedTokenizerBase
 
-from ..checkpoints.downloads import explain_hub_errors
-from ..checkpoints.saved import SavedAdapter
-from ..checkpoints.tokenizer_files import TOKENIZER_FILES
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
-from ..serving.load import load_saved
-from ..serving.readers import Input
+from ..predict.load import load_saved
+from ..predict.readers import Input
+from ..saved.adapter import SavedAdapter
+from ..saved.downloads import explain_hub_errors
+from ..saved.tokenizer_files import TOKENIZER_FILES
 from .card import CARD_FILE, find_base_on_hub, keep_written, make_card, read_card
 from .results import Results, read_report
 

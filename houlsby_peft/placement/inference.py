@@ -18,8 +18,8 @@ from functools import cache
 
 from torch import nn
 
-from ..modules import is_in_any, is_inside
-from ..record import fold_indices, full_name
+from ..method.modules import is_in_any, is_inside
+from ..saved.record import fold_indices, full_name
 from .inferred_layer import (
     InferredLayer,
     UnknownEndError,

@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import nn
 
-from ..modules import is_in_any, is_inside
+from ..method.modules import is_in_any, is_inside
 from .table import SubLayer
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ..config import HoulsbyConfig
-from ..modules import is_in_any, is_inside
-from ..record import Place, full_name
+from ..method.modules import is_in_any, is_inside
+from ..saved.record import Place, full_name
 from .selection import is_included, layer_of
 from .table import SHARED_NORMS
 from .view import Layer, View, is_norm, output_width

@@ -14,8 +14,8 @@ from peft.utils.other import get_pattern_key
 from torch import nn
 
 from ..config import HoulsbyConfig
-from ..modules import is_in_any
-from ..record import Place, fold_indices, full_name, unfold_places
+from ..method.modules import is_in_any
+from ..saved.record import Place, fold_indices, full_name, unfold_places
 from .inference import infer_layers, log_inferred
 from .norms import find_norms
 from .selection import (

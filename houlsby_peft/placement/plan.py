@@ -14,17 +14,16 @@ from peft.tuners.tuners_utils import BaseTunerLayer, _ExcludedModule
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from ..bottleneck import Bottleneck
 from ..config import HoulsbyConfig
-from ..coupling import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
 from ..errors import AdapterError
-from ..fingerprint import compare_fingerprints, fingerprint, report_other_base
 from ..heads.finding import find_new, find_trained_modules
 from ..heads.new_heads import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
-from ..ladder import Ladder
-from ..layer import HoulsbyLayer, HoulsbyLayerNorm
-from ..modules import (
+from ..method.bottleneck import Bottleneck
+from ..method.coupling import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
+from ..method.ladder import Ladder
+from ..method.layer import HoulsbyLayer, HoulsbyLayerNorm
+from ..method.modules import (
     base_module,
     device_of,
     dtype_of,
@@ -33,9 +32,10 @@ from ..modules import (
     layers_around,
     wrapped_modules,
 )
-from ..record import AdapterRecord, Place, fold_places
-from ..tuner_layer import BASE, HoulsbyTunerLayer, ModelState
-from ..weights import FILE_PREFIX, first_of
+from ..method.tuner_layer import BASE, HoulsbyTunerLayer, ModelState
+from ..saved.fingerprint import compare_fingerprints, fingerprint, report_other_base
+from ..saved.record import AdapterRecord, Place, fold_places
+from ..saved.weights import FILE_PREFIX, first_of
 from .inference import log_once
 from .places import find_places, recorded_places
 from .selection import is_included

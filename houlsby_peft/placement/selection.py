@@ -10,7 +10,7 @@ from peft.tuners.tuners_utils import check_target_module_exists
 
 from ..config import HoulsbyConfig
 from ..errors import shortened
-from ..record import Place, fold_indices, full_name
+from ..saved.record import Place, fold_indices, full_name
 from .view import View
 
 

@@ -15,9 +15,9 @@ import torch
 import transformers
 from torch import nn
 
-from ..checkpoints.downloads import find_packaged
 from ..config import KINDS, HoulsbyConfig
-from ..record import Place, fold_places
+from ..saved.downloads import find_packaged
+from ..saved.record import Place, fold_places
 from .plan import Plan
 from .view import output_width
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..heads.finding import find_head
-from ..modules import base_module, base_modules, is_inside
+from ..method.modules import base_module, base_modules, is_inside
 from .inference import find_attentions
 from .table import ARCHITECTURES, Stack, SubLayer
 

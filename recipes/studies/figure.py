@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import recipes_path  # noqa: F401
-from common.edge import end_with_one_line
+from run.edge import end_with_one_line
 
 
 FIGURES = (

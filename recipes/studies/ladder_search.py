@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer
 
 import recipes_path  # noqa: F401
-from common.glue_tasks import TASK_SCORES, TASKS
-from common.scores import SCORES
-from houlsby_peft.checkpoints.downloads import find_packaged
+from houlsby_peft.saved.downloads import find_packaged
+from tasks.glue_tasks import TASK_SCORES, TASKS
+from tasks.scores import SCORES
 
 
 ENCODER = "minilm"

@@ -35,12 +35,12 @@ from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
 
 import recipes_path  # noqa: F401
-from common.classification import ClassificationArguments, load_task
-from common.edge import RecipeError, end_with_one_line
-from common.files import read_object, write_json
-from common.labels import SINGLE
-from common.run import RESULTS_FILE
-from common.training_arguments import RecipeTrainingArguments
+from data.labels import SINGLE
+from run.edge import RecipeError, end_with_one_line
+from run.files import read_object, write_json
+from run.run import RESULTS_FILE
+from run.training_arguments import RecipeTrainingArguments
+from tasks.classification import ClassificationArguments, load_task
 
 
 TFIDF = {"tfidf__min_df": [1, 2, 5], "tfidf__sublinear_tf": [False, True]}

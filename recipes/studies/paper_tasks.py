@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 import recipes_path  # noqa: F401
-from common.arguments import ClassifierArguments
-from common.classification import ClassificationArguments, run
-from common.command import parse_command
-from common.edge import end_with_one_line, log
-from common.presets import with_preset
-from common.training_arguments import flag
 from results.additional import ALL, check_folders
+from run.arguments import ClassifierArguments
+from run.command import parse_command
+from run.edge import end_with_one_line, log
+from run.presets import with_preset
+from run.training_arguments import flag
+from tasks.classification import ClassificationArguments, run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class PaperArguments(ClassificationArguments):
     )
     preset: Literal["houlsby2019", "mohebbi2020"] | None = flag(
         default=None,
-        help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
+        help="A paper's settings instead of the defaults; see recipes/run/presets.py.",
     )
 
 

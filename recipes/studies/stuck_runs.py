@@ -52,15 +52,15 @@ from transformers import (
 )
 
 import recipes_path  # noqa: F401
-from common.checkpoints import last_checkpoint
-from common.data import sample
-from common.edge import RecipeError, end_with_one_line, log
-from common.glue_tasks import TASKS, GlueTask, parse_arguments
-from common.progress import scores_per_epoch
-from common.run import lock
-from common.schedule import settle_schedule
-from common.trainer import RecipeTrainer
+from data.data import sample
 from houlsby_peft import HoulsbyLayer
+from run.checkpoints import last_checkpoint
+from run.edge import RecipeError, end_with_one_line, log
+from run.progress import scores_per_epoch
+from run.run import lock
+from run.schedule import settle_schedule
+from run.trainer import RecipeTrainer
+from tasks.glue_tasks import TASKS, GlueTask, parse_arguments
 
 
 RECORDED = 200  # steps

@@ -14,8 +14,8 @@ import argparse
 from pathlib import Path
 
 import recipes_path  # noqa: F401
-from common.edge import end_with_one_line
 from results.study import print_study
+from run.edge import end_with_one_line
 from sweeping.runs import CHOICES, CHOSEN
 
 

@@ -21,12 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import recipes_path  # noqa: F401
-from common.edge import end_with_one_line
-from common.scores import GLUE_TASKS
 from results.additional import ALL
 from results.study import print_study
+from run.edge import end_with_one_line
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import AXES, CHOICES, CHOSEN, PlannedRun, make_runs
+from tasks.scores import GLUE_TASKS
 
 
 def main() -> int:

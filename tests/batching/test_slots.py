@@ -11,8 +11,8 @@ from transformers import BertConfig, BertModel
 
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.batching.slots import Slots
-from houlsby_peft.layer import HoulsbyLayerNorm
-from houlsby_peft.tuner_layer import HoulsbyTunerLayer, state_of
+from houlsby_peft.method.layer import HoulsbyLayerNorm
+from houlsby_peft.method.tuner_layer import HoulsbyTunerLayer, state_of
 from tiny_models import perturb
 
 

@@ -20,12 +20,12 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.fingerprint import (
+from houlsby_peft.placement.plan import Plan
+from houlsby_peft.saved.fingerprint import (
     check_fingerprint,
     compare_fingerprints,
     fingerprint,
 )
-from houlsby_peft.placement.plan import Plan
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import tiny_bert
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from contract_models import ROWS
 from houlsby_peft import Bottleneck, HoulsbyConfig
-from houlsby_peft.coupling import InvertibleCoupling
-from houlsby_peft.residual import SkipConnection
+from houlsby_peft.method.coupling import InvertibleCoupling
+from houlsby_peft.method.residual import SkipConnection
 from tiny_models import perturb, tiny_bert
 
 

@@ -16,8 +16,8 @@ from transformers import BertForSequenceClassification
 
 from contract_models import IDS, llama
 from houlsby_peft import HoulsbyConfig, init_from, prune
-from houlsby_peft.bottleneck import Bottleneck
-from houlsby_peft.modules import copy_of, device_of
+from houlsby_peft.method.bottleneck import Bottleneck
+from houlsby_peft.method.modules import copy_of, device_of
 from tiny_models import perturb, tiny_bert
 
 

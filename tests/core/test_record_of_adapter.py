@@ -16,10 +16,10 @@ from peft import PeftModel, get_peft_model
 from transformers import BartConfig, BartForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, ablate, prune
-from houlsby_peft.checkpoints.saved import SavedAdapter
 from houlsby_peft.placement import view
 from houlsby_peft.placement.places import find_places
 from houlsby_peft.placement.table import ARCHITECTURES, Stack, SubLayer
+from houlsby_peft.saved.adapter import SavedAdapter
 from tiny_models import perturb, tiny_bert
 
 

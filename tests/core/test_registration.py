@@ -62,14 +62,14 @@ def test_unpickling_a_model_is_enough_to_register_and_imports_neither_the_hub_no
 import sys, torch
 given = torch.load(sys.argv[1], weights_only=False)
 print(given["model"](given["ids"]).logits.sum().item())
-late = ("hub", "serving", "placement.show", "cli")
+late = ("hub", "predict", "service", "placement.show", "cli")
 prefixes = tuple(f"houlsby_peft.{part}" for part in late)
 loaded = lambda: [name for name in sys.modules if name.startswith(prefixes)]
 assert not loaded(), loaded()
 import houlsby_peft
 assert not loaded(), loaded()
 houlsby_peft.load
-assert "houlsby_peft.serving.load" in loaded() and "houlsby_peft.hub.push" not in loaded()
+assert "houlsby_peft.predict.load" in loaded() and "houlsby_peft.hub.push" not in loaded()
 houlsby_peft.push_to_hub
 assert "houlsby_peft.hub.push" in loaded()
 """

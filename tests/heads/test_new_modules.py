@@ -18,11 +18,11 @@ from transformers import (
 )
 
 import houlsby_peft
-from common.arguments import MethodArguments
-from common.model import apply_method
 from contract_models import WIDE
 from houlsby_peft import HoulsbyConfig, find_new_modules
 from houlsby_peft.placement.inference import log_once
+from run.arguments import MethodArguments
+from run.model import apply_method
 from tiny_models import perturb, tiny_bert
 
 

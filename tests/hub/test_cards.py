@@ -26,11 +26,11 @@ from transformers import (
 )
 
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.checkpoints.saved import SavedAdapter
 from houlsby_peft.errors import shortened
 from houlsby_peft.hub import card as cards
 from houlsby_peft.hub.card import count_parameters, find_base, keep_written, write_card
 from houlsby_peft.hub.results import format_mean, read_report
+from houlsby_peft.saved.adapter import SavedAdapter
 from hub_models import LABELS, make_adapter, make_base
 from mutated_adapters import HOSTILE
 from tiny_models import perturb

@@ -250,7 +250,7 @@ def test_a_reader_that_stops_early_is_no_error(adapter):
     ],
 )
 def test_mistakes_are_said_before_anything_is_loaded(words, message, monkeypatch):
-    monkeypatch.setattr("houlsby_peft.checkpoints.saved.SavedAdapter.open", None)
+    monkeypatch.setattr("houlsby_peft.saved.adapter.SavedAdapter.open", None)
     with pytest.raises(SystemExit, match=f"^error: {message}"):
         main(words)
 

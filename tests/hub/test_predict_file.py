@@ -352,7 +352,7 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
 def test_a_file_that_cannot_be_read_is_refused_in_one_line_before_the_model_is_loaded(
     name, content, message, adapter, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("houlsby_peft.serving.held_adapters.load_saved", None)
+    monkeypatch.setattr("houlsby_peft.predict.held_adapters.load_saved", None)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(SystemExit, match=message) as exit_:
         predict(adapter, tmp_path / name, tmp_path / "out.csv")

@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.placement import places
 from houlsby_peft.placement.plan import Plan
-from houlsby_peft.record import Place
+from houlsby_peft.saved.record import Place
 
 
 SAMPLE = {

@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 
 from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
-from houlsby_peft.coupling import HoulsbyEmbedding
+from houlsby_peft.method.coupling import HoulsbyEmbedding
 from houlsby_peft.placement.table import ARCHITECTURES, EMBEDDINGS
 from houlsby_peft.placement.view import View
 from tiny_models import perturb

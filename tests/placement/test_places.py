@@ -18,9 +18,9 @@ from transformers import BertConfig, BertLMHeadModel, BertModel, GPT2LMHeadModel
 
 from architecture_cases import CASES, LAYERS
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
-from houlsby_peft.modules import base_modules
+from houlsby_peft.method.modules import base_modules
 from houlsby_peft.placement.places import find_places
-from houlsby_peft.record import fold_places, unfold_places
+from houlsby_peft.saved.record import fold_places, unfold_places
 from tiny_models import perturb, tiny_bert
 
 

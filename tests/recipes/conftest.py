@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common import model
+from run import model
 from demo import minimal_pairs
 from recipe_runs import save_tiny_encoder
 

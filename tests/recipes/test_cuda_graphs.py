@@ -10,10 +10,10 @@ import torch
 from peft import get_peft_model
 
 import glue
-from common.edge import RecipeError
-from common.training_arguments import RecipeTrainingArguments
 from houlsby_peft import GraphedStep, HoulsbyConfig
 from recipe_runs import results_of, run
+from run.edge import RecipeError
+from run.training_arguments import RecipeTrainingArguments
 from tiny_models import tiny_bert
 
 
@@ -83,10 +83,8 @@ def test_a_schedule_free_optimizer_trains_between_evaluations(
     encoder, glue_data, tmp_path, monkeypatch
 ):
     """A graph is the step itself here."""
-    monkeypatch.setattr(
-        "common.training_arguments.RecipeTrainingArguments._check_cuda_graphs", bool
-    )
-    monkeypatch.setattr("common.trainer.GraphedStep", lambda step, parameters: step)
+    monkeypatch.setattr("run.training_arguments.RecipeTrainingArguments._check_cuda_graphs", bool)
+    monkeypatch.setattr("run.trainer.GraphedStep", lambda step, parameters: step)
     monkeypatch.setattr(torch.optim, "AdamW", ScheduleFree)
     folders = ("--model_name", encoder, "--data_dir", glue_data, "--output_dir", tmp_path / "run")
     flags = ("--task", "cola", "--num_train_epochs", "2", "--use_cpu", "--cuda_graphs", "true")

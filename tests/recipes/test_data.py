@@ -12,20 +12,20 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoTokenizer
 
-from common import reading
-from common.arguments import DataArguments, ReadOptions
-from common.balance import balanced_weights, describe_balance
-from common.classification import ClassificationArguments, load_task
-from common.data import commit_of, find_text_columns, rows_with_text, sample, tokenize
-from common.edge import RecipeError
-from common.label_reading import find_label_columns
-from common.labels import MULTI, REGRESSION, SINGLE, Labels, find_labels
-from common.reading import files_of, load_data, read_file
-from common.run import WHERE
-from common.splits import report_repeated, with_validation, without_training_texts
-from common.training_arguments import RecipeTrainingArguments
+from data import reading
+from data.balance import balanced_weights, describe_balance
+from data.data import commit_of, find_text_columns, rows_with_text, sample, tokenize
+from data.label_reading import find_label_columns
+from data.labels import MULTI, REGRESSION, SINGLE, Labels, find_labels
+from data.reading import files_of, load_data, read_file
+from data.splits import report_repeated, with_validation, without_training_texts
 from houlsby_peft import AdapterError
 from recipe_runs import write
+from run.arguments import DataArguments, ReadOptions
+from run.edge import RecipeError
+from run.run import WHERE
+from run.training_arguments import RecipeTrainingArguments
+from tasks.classification import ClassificationArguments, load_task
 
 
 def load(path, **options):

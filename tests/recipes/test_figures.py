@@ -30,8 +30,6 @@ pytest.importorskip(
 )
 import figure
 import glue
-from common.edge import RecipeError
-from common.scores import GLUE_TASKS, proper_name
 from figures import compare, curves, init_scale, robustness, stability, tradeoff
 from figures.finished_run import load_run
 from figures.gradients import FILE, GradientNorms, layer_of
@@ -41,7 +39,9 @@ from results import chart
 from results.additional import PAPER
 from results.lines import arrange, find_columns
 from results.read import finished
+from run.edge import RecipeError
 from sweeping.runs import CHOSEN
+from tasks.scores import GLUE_TASKS, proper_name
 
 
 ARGUMENTS = {

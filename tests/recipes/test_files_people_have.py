@@ -15,15 +15,15 @@ import pytest
 from python_calamine import CalamineWorkbook
 
 import token_classification
-from common.arguments import ReadOptions
-from common.classification import ClassificationArguments, load_task
-from common.edge import RecipeError
-from common.labels import MULTI, REGRESSION, SINGLE
-from common.reading import read_file
-from common.training_arguments import RecipeTrainingArguments
+from data.labels import MULTI, REGRESSION, SINGLE
+from data.reading import read_file
 from houlsby_peft import AdapterError
-from houlsby_peft.serving.tagging import find_entities
+from houlsby_peft.predict.tagging import find_entities
 from houlsby_peft.tables import TableReader, TableWriter
+from run.arguments import ReadOptions
+from run.edge import RecipeError
+from run.training_arguments import RecipeTrainingArguments
+from tasks.classification import ClassificationArguments, load_task
 from token_classification import TaggingArguments
 
 

@@ -24,19 +24,19 @@ from transformers import (
 )
 
 import glue
-from common.edge import RecipeError
-from common.glue_tasks import (
+from demo import minimal_pairs
+from houlsby_peft import HoulsbyConfig
+from recipe_runs import logits_of, results_of, run, write
+from run.edge import RecipeError
+from run.progress import scores_per_epoch
+from run.trainer import RecipeTrainer
+from run.training_arguments import RecipeTrainingArguments
+from tasks.glue_tasks import (
     TASKS,
     TEST_SETS,
     numeric_labels,
     parse_arguments,
 )
-from common.progress import scores_per_epoch
-from common.trainer import RecipeTrainer
-from common.training_arguments import RecipeTrainingArguments
-from demo import minimal_pairs
-from houlsby_peft import HoulsbyConfig
-from recipe_runs import logits_of, results_of, run, write
 
 
 ROOT = Path(__file__).parents[2]
@@ -258,7 +258,7 @@ class TestRuns:
         """All of two: their folders, and both averages, which need all nine."""
         two = [replace(TASKS[name], data_dir=str(tmp_path / "data")) for name in ("cola", "rte")]
         monkeypatch.setattr(glue, "find_tasks", lambda _: two)
-        monkeypatch.setattr("common.glue_tasks.find_tasks", lambda _: [])
+        monkeypatch.setattr("tasks.glue_tasks.find_tasks", lambda _: [])
         for split in ("train", "validation"):
             write(
                 tmp_path / "data" / "rte" / f"{split}.csv",
@@ -402,7 +402,7 @@ class TestPresets:
         ],
     )
     def test_the_batch_is_split(self, monkeypatch, flags, processes, size):
-        monkeypatch.setattr("common.presets.os.environ", {"WORLD_SIZE": str(processes)})
+        monkeypatch.setattr("run.presets.os.environ", {"WORLD_SIZE": str(processes)})
         assert (
             parsed("--task", "cola", "--preset", "han2021", *flags)["per_device_train_batch_size"]
             == size

@@ -11,10 +11,10 @@ import pytest
 
 import text_classification
 import token_classification
-from common.edge import RecipeError
-from common.label_issues import find_issues
 from demo import minimal_pairs
 from recipe_runs import results_of, run, write
+from run.edge import RecipeError
+from tasks.label_issues import find_issues
 
 
 TICKETS = {

@@ -23,8 +23,8 @@ SCRIPTS -= {"recipes_path"}
 # What the recipes must do just as the library does: find columns, entities, answers and base
 # models, write cards.
 COMMON = (
-    "houlsby_peft.checkpoints.downloads", "houlsby_peft.hub.card", "houlsby_peft.serving.answers",
-    "houlsby_peft.serving.tagging", "houlsby_peft.tables",
+    "houlsby_peft.saved.downloads", "houlsby_peft.hub.card", "houlsby_peft.predict.answers",
+    "houlsby_peft.predict.tagging", "houlsby_peft.tables",
 )  # fmt: skip
 
 

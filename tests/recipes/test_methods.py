@@ -24,16 +24,16 @@ import mlm
 import squad
 import text_classification
 import token_classification
-from common import model as models
-from common.arguments import AdapterArguments, EncoderArguments, MethodArguments
-from common.command import Command
-from common.edge import RecipeError
-from common.model import apply_method, find_dtype
-from common.trainer import RecipeTrainer
-from common.training_arguments import RecipeTrainingArguments
+from run import model as models
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
+from run.arguments import AdapterArguments, EncoderArguments, MethodArguments
+from run.command import Command
+from run.edge import RecipeError
+from run.model import apply_method, find_dtype
+from run.trainer import RecipeTrainer
+from run.training_arguments import RecipeTrainingArguments
 from tiny_models import tiny_bert
 
 

@@ -17,12 +17,12 @@ import mlm
 import squad
 import text_classification
 import token_classification
-from common.classification import ClassificationTask
-from common.edge import RecipeError
-from common.labels import MULTI, REGRESSION, Labels
-from common.metrics import list_numbers
+from data.labels import MULTI, REGRESSION, Labels
 from demo import minimal_pairs
 from recipe_runs import logits_of, results_of, run, save_tiny_encoder, write
+from run.edge import RecipeError
+from tasks.classification import ClassificationTask
+from tasks.metrics import list_numbers
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -16,13 +16,13 @@ from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 
 import glue
 import mlm
-from common.edge import RecipeError
-from common.model import load_model
-from common.reading import read_file
-from common.training_arguments import RecipeTrainingArguments
+from data.reading import read_file
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import run
+from run.edge import RecipeError
+from run.model import load_model
+from run.training_arguments import RecipeTrainingArguments
 
 
 OFTEN = ["--learning_rate", "1e-2", "--save_strategy", "steps", "--save_steps", 1,

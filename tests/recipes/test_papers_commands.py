@@ -23,14 +23,14 @@ pytest.importorskip(
 )
 
 import figure
-from common.arguments import ClassifierArguments, MethodArguments, TextArguments
-from common.classification import ClassificationArguments
-from common.edge import RecipeError
-from common.glue_tasks import GlueArguments, parse_arguments
-from common.presets import preset
-from common.training_arguments import RecipeTrainingArguments
 from paper_tasks import PaperArguments
+from run.arguments import ClassifierArguments, MethodArguments, TextArguments
+from run.edge import RecipeError
+from run.presets import preset
+from run.training_arguments import RecipeTrainingArguments
 from squad import SquadArguments
+from tasks.classification import ClassificationArguments
+from tasks.glue_tasks import GlueArguments, parse_arguments
 
 
 ROOT = Path(__file__).parents[2]

@@ -64,7 +64,7 @@ def inputs(hub, tmp_path_factory):
 def start(flags):
     """Client: run each recipe, one after the other; return how those end that end early."""
     sys.path.insert(0, str(RECIPES))
-    edge = importlib.import_module("common.edge")
+    edge = importlib.import_module("run.edge")
     endings = {}
     for recipe, own in flags.items():
         sys.argv = [f"{recipe}.py", *SHORT, "--hub_model_id", f"user/{recipe}", *own]

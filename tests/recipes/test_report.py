@@ -23,12 +23,12 @@ from transformers import (
 )
 
 import text_classification
-from common import figures, trainer
-from common.model import load_model
-from common.scores import MAX_LISTED, score_classes
-from common.tagging import IGNORED, TaggingTask
+from run import figures, trainer
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
+from run.model import load_model
+from tasks.scores import MAX_LISTED, score_classes
+from tasks.tagging import IGNORED, TaggingTask
 
 
 pytest.importorskip(
@@ -36,7 +36,7 @@ pytest.importorskip(
 )
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from common.figures import draw_confusion, draw_learning_curves, save_png
+from run.figures import draw_confusion, draw_learning_curves, save_png
 
 
 TEXTS = {

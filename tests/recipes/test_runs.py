@@ -23,11 +23,11 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 import glue
 import killed_runs
-from common.checkpoints import COMPLETE, step_of
-from common.edge import RecipeError, end_with_one_line
-from common.resumable_trainer import OrderOfEpoch
-from common.run import CONTENT, command_line, describe_content, differences, lock
 from recipe_runs import results_of, run, write
+from run.checkpoints import COMPLETE, step_of
+from run.edge import RecipeError, end_with_one_line
+from run.resumable_trainer import OrderOfEpoch
+from run.run import CONTENT, command_line, describe_content, differences, lock
 
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "glue.py"

@@ -15,17 +15,17 @@ from peft import PeftConfig, PeftModel
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import squad
-from common.edge import RecipeError
-from common.questions import (
+from data.reading import read_split
+from houlsby_peft.predict.answers import Windows
+from recipe_runs import results_of, run, save_tiny_encoder
+from run.edge import RecipeError
+from tasks.questions import (
     evaluation_windows,
     find_answers,
     read_questions,
     squad_scores,
     training_windows,
 )
-from common.reading import read_split
-from houlsby_peft.serving.answers import Windows
-from recipe_runs import results_of, run, save_tiny_encoder
 
 
 WORDS = [

@@ -14,10 +14,10 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 import glue
 from architecture_cases import CASES
-from common.edge import RecipeError
 from houlsby_peft import AdapterError, HoulsbyConfig, StateCache
-from houlsby_peft.state_cache import StateFile
+from houlsby_peft.training.state_cache import StateFile
 from recipe_runs import results_of, run
+from run.edge import RecipeError
 from tiny_models import perturb, tiny_bert
 
 
@@ -94,9 +94,7 @@ def test_a_test_split_is_not_kept(encoder, glue_data, tmp_path):
 
 
 def test_a_graph_reads_no_file(encoder, glue_data, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "common.training_arguments.RecipeTrainingArguments._check_cuda_graphs", bool
-    )
+    monkeypatch.setattr("run.training_arguments.RecipeTrainingArguments._check_cuda_graphs", bool)
     flags = ("--cache_states", str(tmp_path / "states"), "--cuda_graphs", "true")
     with pytest.raises(RecipeError, match="needs --cuda_graphs False"):
         train(encoder, glue_data, tmp_path / "run", *flags)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import stream
-from common.edge import RecipeError
 from demo import minimal_pairs
 from houlsby_peft import load
 from recipe_runs import results_of, run
+from run.edge import RecipeError
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:96]

@@ -11,15 +11,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.glue_tasks import write_all
-from common.scores import GLUE_TASKS, mean_of_nine, server_average
+from tasks.glue_tasks import write_all
+from tasks.scores import GLUE_TASKS, mean_of_nine, server_average
 
 
 pytest.importorskip(
     "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
 )
 import no_bert
-from common.glue_tasks import TASKS
 from recipe_runs import run as start
 from recipe_runs import write
 from results.chart import draw
@@ -27,6 +26,7 @@ from results.lines import arrange, differences, find_columns
 from results.means import mean_and_error
 from results.read import collect
 from results.study import study
+from tasks.glue_tasks import TASKS
 
 
 ROOT = Path(__file__).parents[2]

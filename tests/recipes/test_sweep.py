@@ -19,7 +19,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from common.edge import RecipeError
+from run.edge import RecipeError
 from sweep import parse_arguments
 from sweeping.processes import CONFIGS, find_slots, launch_command
 from sweeping.runs import best_point, choose, make_runs

@@ -21,16 +21,7 @@ from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 import houlsby_peft
 import paper_tasks
 import text_classification
-from common.arguments import ClassifierArguments
-from common.classification import (
-    ClassificationArguments,
-    ClassificationTask,
-    classification_scores,
-)
-from common.classification_trainer import weighted_loss
-from common.command import parse_command
-from common.edge import RecipeError
-from common.labels import MULTI, SINGLE, Labels
+from data.labels import MULTI, SINGLE, Labels
 from demo import minimal_pairs
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
@@ -39,6 +30,15 @@ from results.accuracy_table import accuracies
 from results.additional import PAPER_COLUMNS
 from results.lines import arrange
 from results.read import collect
+from run.arguments import ClassifierArguments
+from run.command import parse_command
+from run.edge import RecipeError
+from tasks.classification import (
+    ClassificationArguments,
+    ClassificationTask,
+    classification_scores,
+)
+from tasks.classification_trainer import weighted_loss
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]

@@ -19,16 +19,16 @@ from transformers import (
 )
 
 import token_classification
-from common.edge import RecipeError
-from common.tagging import (
+from data.words import read_words
+from recipe_runs import results_of, run, save_tiny_encoder
+from run.edge import RecipeError
+from tasks.tagging import (
     IGNORED,
     TaggingTask,
     entity_scores,
     number_tags,
     tokenize_words,
 )
-from common.words import read_words
-from recipe_runs import results_of, run, save_tiny_encoder
 
 
 NAMES = ["Ada", "Grace", "Alan", "Mary Ann", "Kurt"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.schedule import settle_schedule
-from common.training_arguments import RecipeTrainingArguments
+from run.schedule import settle_schedule
+from run.training_arguments import RecipeTrainingArguments
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import AdapterError, TaskBank, TaskSource
-from houlsby_peft.serving.adapter_list import read_adapters
+from houlsby_peft.predict.adapter_list import read_adapters
 from hub_models import WORDS, make_adapter
 
 

@@ -15,7 +15,7 @@ from hub_models import WORDS, make_adapter
 
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-from houlsby_peft.serving.tokens import Tokens, read_tokens
+from houlsby_peft.service.tokens import Tokens, read_tokens
 from running_service import ServiceInThread
 
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForSequenceClassification
 from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig, TaskBank, ablate, load
 from houlsby_peft.batching.slots import Slots
-from houlsby_peft.serving import graphs
-from houlsby_peft.tuner_layer import HoulsbyTunerLayer
+from houlsby_peft.method.tuner_layer import HoulsbyTunerLayer
+from houlsby_peft.predict import graphs
 from hub_models import WORDS
 from tiny_models import perturb
 

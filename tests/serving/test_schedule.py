@@ -9,7 +9,7 @@ from peft import get_peft_model
 from transformers import AutoModelForTokenClassification
 
 from houlsby_peft import HoulsbyConfig, TaskBank
-from houlsby_peft.serving.schedule import Job, Schedule
+from houlsby_peft.service.schedule import Job, Schedule
 from hub_models import WORDS, make_adapter
 from tiny_models import perturb
 

@@ -18,7 +18,7 @@ from hub_models import WORDS, make_adapter
 
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-from houlsby_peft.serving.server import listen
+from houlsby_peft.service.server import listen
 from running_service import ServiceProcess
 
 
@@ -167,7 +167,7 @@ def check_replicas(service, adapters):
 @pytest.mark.slow
 def test_the_deployment_file_builds_the_service(folder, base, capsys, monkeypatch):
     ray_engine = pytest.importorskip(
-        "houlsby_peft.serving.ray_engine", reason="the extra ray is not installed"
+        "houlsby_peft.service.ray_engine", reason="the extra ray is not installed"
     )
     yaml = pytest.importorskip("yaml")
     monkeypatch.chdir(base.parent)

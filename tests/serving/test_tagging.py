@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, Roberta
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, TaskBank
-from houlsby_peft.serving.tagging import find_entities
+from houlsby_peft.predict.tagging import find_entities
 from recipe_runs import save_tiny_encoder
 
 

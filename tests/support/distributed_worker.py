@@ -28,8 +28,8 @@ from transformers import TrainerCallback, training_args
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
 import glue
-from common.glue_tasks import GlueTask
-from common.trainer import RecipeTrainer
+from run.trainer import RecipeTrainer
+from tasks.glue_tasks import GlueTask
 
 
 RANK = int(os.environ.get("RANK", "0"))

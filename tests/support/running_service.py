@@ -58,11 +58,11 @@ class ServiceInThread(Client):
     """A service in a thread, with the options of `ServiceOptions`."""
 
     def __init__(self, adapters: Path, tokens: Any = None, **options: Any) -> None:
-        from houlsby_peft.serving.app import make_app
-        from houlsby_peft.serving.engine import BankEngine
-        from houlsby_peft.serving.options import ServiceOptions
-        from houlsby_peft.serving.server import Server, listen
-        from houlsby_peft.serving.tokens import Tokens
+        from houlsby_peft.service.app import make_app
+        from houlsby_peft.service.engine import BankEngine
+        from houlsby_peft.service.options import ServiceOptions
+        from houlsby_peft.service.server import Server, listen
+        from houlsby_peft.service.tokens import Tokens
 
         self.adapters = adapters
         self.options = ServiceOptions(str(adapters), **{"watch": 0, **options})

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 
-from common.edge import RecipeError
-from common.figures import COLUMN, RED, save
-from common.scores import proper_name
 from figures.drawing import Point, panels, write_points
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate, prune
+from run.edge import RecipeError
+from run.figures import COLUMN, RED, save
+from tasks.scores import proper_name
 
 
 Span = tuple[int, int]  # the first and the last layer

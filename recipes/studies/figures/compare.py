@@ -21,15 +21,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.edge import RecipeError
-from common.figures import COLUMN, save
-from common.run import lower_is_better
 from figures.drawing import Style, legend, panels, show_counts, styles, values_of
 from results.difference_table import compared, differences_to
 from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.means import mean_and_error, mean_over
 from results.read import Results, finished, in_percent
 from results.table import MISSING, show, table_of
+from run.edge import RecipeError
+from run.figures import COLUMN, save
+from run.run import lower_is_better
 from sweeping.runs import CHOICES, CHOSEN
 
 

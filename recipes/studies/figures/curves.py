@@ -13,10 +13,6 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from common.edge import RecipeError
-from common.figures import save
-from common.run import MOMENT, lower_is_better
-from common.scores import proper_name
 from figures.drawing import (
     Point,
     Points,
@@ -32,7 +28,11 @@ from figures.drawing import (
 )
 from results.lines import Cell, TableLine, arrange
 from results.read import finished, in_percent
+from run.edge import RecipeError
+from run.figures import save
+from run.run import MOMENT, lower_is_better
 from sweeping.runs import CHOICES, CHOSEN
+from tasks.scores import proper_name
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

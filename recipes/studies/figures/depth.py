@@ -15,8 +15,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from common.figures import COLUMN, save
-from common.scores import proper_name
 from figures.drawing import (
     Point,
     Points,
@@ -32,7 +30,9 @@ from figures.drawing import (
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate
 from results.read import Results, in_percent
+from run.figures import COLUMN, save
 from sweeping.runs import CHOICES, choose
+from tasks.scores import proper_name
 
 
 @dataclass(frozen=True, order=True)

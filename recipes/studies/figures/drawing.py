@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter
 
-from common.figures import COLORS, COLUMN, MARKERS, PAGE
 from results.means import mean_and_error
+from run.figures import COLORS, COLUMN, MARKERS, PAGE
 
 
 Point = dict[str, Any]  # what a figure draws at one place, also written as a line of JSON

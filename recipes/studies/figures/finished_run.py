@@ -7,16 +7,16 @@ import numpy as np
 from datasets import Dataset
 from transformers import EvalPrediction
 
-from common.data import sample
-from common.edge import RecipeError
-from common.files import read_object
-from common.glue_tasks import TASKS, GlueTask
-from common.run import RESULTS_FILE, find_saved
-from common.saved import load_saved
-from common.trainer import RecipeTrainer
-from common.training_arguments import RecipeTrainingArguments
-from houlsby_peft.checkpoints.downloads import find_packaged
+from data.data import sample
+from houlsby_peft.saved.downloads import find_packaged
 from results.read import Results
+from run.edge import RecipeError
+from run.files import read_object
+from run.run import RESULTS_FILE, find_saved
+from run.saved import load_saved
+from run.trainer import RecipeTrainer
+from run.training_arguments import RecipeTrainingArguments
+from tasks.glue_tasks import TASKS, GlueTask
 
 
 @dataclass(frozen=True)

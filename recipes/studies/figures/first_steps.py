@@ -14,8 +14,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.edge import RecipeError
-from common.figures import save
 from figures.drawing import (
     Point,
     Points,
@@ -29,6 +27,8 @@ from figures.drawing import (
     values_of,
     write_points,
 )
+from run.edge import RecipeError
+from run.figures import save
 
 
 PANELS = {

@@ -16,9 +16,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.edge import RecipeError
-from common.figures import COLUMN, save
-from common.scores import proper_name
 from figures.drawing import (
     Point,
     Points,
@@ -36,7 +33,10 @@ from figures.drawing import (
 from results.lines import TableLine, arrange, find_columns, join_labels
 from results.numbers import SIZES, TASKS_OF_SIZES
 from results.read import finished
+from run.edge import RecipeError
+from run.figures import COLUMN, save
 from sweeping.runs import CHOSEN
+from tasks.scores import proper_name
 
 
 SCALE, SIZE = "init_std", "r"  # the two arguments that vary

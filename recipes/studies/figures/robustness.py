@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from tqdm.auto import tqdm
 
-from common.data import sample
-from common.edge import RecipeError, looks_like_a_path
-from common.figures import COLORS, COLUMN, save
-from common.scores import proper_name
+from data.data import sample
 from figures.drawing import Point, Points, draw_curve, panels, styles, values_of, write_points
 from figures.finished_run import FinishedRun, load_run
 from figures.pwws import Attack, Probabilities, pwws
 from figures.stability import NAMES
 from figures.wordnet import WordNet
+from run.edge import RecipeError, looks_like_a_path
+from run.figures import COLORS, COLUMN, save
+from tasks.scores import proper_name
 
 
 RATE = "attack success rate (%)"

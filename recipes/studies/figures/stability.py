@@ -26,9 +26,6 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.edge import RecipeError
-from common.figures import COLORS, COLUMN, PINK, RED, SKY, save
-from common.scores import proper_name
 from figures.drawing import (
     Point,
     Points,
@@ -43,7 +40,10 @@ from figures.drawing import (
 from figures.gradients import FILE
 from results.lines import arrange, best_cell, join_labels
 from results.read import Results, finished, in_percent
+from run.edge import RecipeError
+from run.figures import COLORS, COLUMN, PINK, RED, SKY, save
 from sweeping.runs import CHOSEN
+from tasks.scores import proper_name
 
 
 NAMES = {"full": "full fine-tuning", "houlsby": "adapters"}

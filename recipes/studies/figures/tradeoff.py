@@ -19,9 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from common.edge import RecipeError
-from common.figures import COLUMN, save
-from common.scores import proper_name
 from figures.drawing import (
     Point,
     Points,
@@ -41,7 +38,10 @@ from results.additional import counted_once
 from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.numbers import FIGURE_4
 from results.read import Results, finished
+from run.edge import RecipeError
+from run.figures import COLUMN, save
 from sweeping.runs import CHOSEN
+from tasks.scores import proper_name
 
 
 FULL = "full fine-tuning"

@@ -5,7 +5,6 @@ from statistics import mean
 
 import pandas as pd
 
-from common.scores import proper_name
 from results.additional import (
     COLUMNS_OF_2020,
     PAPER,
@@ -19,6 +18,7 @@ from results.lines import TableLine
 from results.means import MeanAndError, mean_over
 from results.read import NO_BERT
 from results.table import table_of, with_error
+from tasks.scores import proper_name
 
 
 ByTask = Mapping[str, MeanAndError]  # a column of the table

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.edge import RecipeError
+from run.edge import RecipeError
 
 
 @dataclass(frozen=True)

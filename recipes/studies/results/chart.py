@@ -11,12 +11,12 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.figures import PAGE
-from common.scores import proper_name
 from figures.drawing import legend, styles, title_of
 from results.lines import Columns, TableLine, find_columns
 from results.means import MeanAndError, mean_and_error, mean_over
 from results.numbers import PAPER_LINES, SECOND_COLUMNS
+from run.figures import PAGE
+from tasks.scores import proper_name
 
 
 MEAN = "mean"

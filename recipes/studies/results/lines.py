@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any, NamedTuple
 
-from common.run import by_rows_per_step, is_free, lower_is_better
-from common.scores import COLUMNS, GLUE_TASKS, WNLI
 from results.additional import counted_once
 from results.means import MeanAndError, mean_and_error
 from results.read import Results, in_percent
+from run.run import by_rows_per_step, is_free, lower_is_better
 from sweeping.runs import CHOICES, MEANT_FOR, choose, is_meant_for
+from tasks.scores import COLUMNS, GLUE_TASKS, WNLI
 
 
 Columns = Mapping[str, tuple[str, str]]  # task and score by name

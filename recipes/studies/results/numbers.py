@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.scores import COLUMNS
+from tasks.scores import COLUMNS
 
 
 @dataclass(frozen=True)

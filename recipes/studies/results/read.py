@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.edge import RecipeError
-from common.run import lower_is_better
+from run.edge import RecipeError
+from run.run import lower_is_better
 
 
 Results = dict[str, Any]  # the content of results.json

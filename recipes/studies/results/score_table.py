@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from common.scores import COLUMNS, ByTask, mean_of_nine, server_average
 from results.lines import Cell, Columns, TableLine, find_columns
 from results.means import MeanAndError, mean_and_error
 from results.numbers import PAPER_LINES, SECOND_COLUMNS, SQUAD, PaperLine
 from results.read import NO_BERT
 from results.table import MISSING, table_of, with_error
+from tasks.scores import COLUMNS, ByTask, mean_of_nine, server_average
 
 
 def scores(lines: Sequence[TableLine]) -> pd.DataFrame:

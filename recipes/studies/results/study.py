@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.scores import COLUMNS
 from results.accuracy_table import accuracies
 from results.difference_table import compared, full_fine_tuning
 from results.lines import TableLine, arrange, differences, find_columns
@@ -13,6 +12,7 @@ from results.read import collect
 from results.score_table import scores
 from results.table import MISSING, Pages, show, table_of
 from sweeping.runs import is_meant_for
+from tasks.scores import COLUMNS
 
 
 NOTES = """\
@@ -47,8 +47,8 @@ def print_study(folder: Path, choices: Sequence[str], score: str = "main") -> No
     into the folder.
     """
     # Only here, as the import takes a second.
-    from common.figures import save
     from results.chart import draw
+    from run.figures import save
 
     lines = arrange((run for run in collect(folder) if run["task"] != "mlm"), choices)
     pages = study(lines)

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
-from common.edge import RecipeError
-from common.files import read_object
-from common.run import RESULTS_FILE, is_free, lower_is_better
+from run.edge import RecipeError
+from run.files import read_object
+from run.run import RESULTS_FILE, is_free, lower_is_better
 
 
 # Flags of the recipes for which a sweep takes several values, in the order of the runs.

@@ -18,7 +18,7 @@ from optuna.storages import BaseStorage
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from tqdm.auto import tqdm
 
-from common.run import lower_is_better
+from run.run import lower_is_better
 from sweeping.processes import execute, lock
 from sweeping.runs import CHOICES, PlannedRun, best_point
 

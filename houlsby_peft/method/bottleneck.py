@@ -1,0 +1,137 @@
+"""The bottleneck of Houlsby et al. 2019, figure 2: start reading here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from ..config import PAPER_INIT_STD, HoulsbyConfig
+from ..kernels import bottleneck as operation
+
+
+class Bottleneck(nn.Module):
+    """Two projections around a non-linearity, with a skip connection: `h + branch(h)`.
+
+    The branch is `scaling * up_proj(act(down_proj(h)))` (Houlsby et al. 2019, section 2.1 and
+    figure 2). A bottleneck of width d and size r has 2rd + d + r parameters. Adapters of other
+    kinds compute the branch from something else than h; see `residual.py`.
+
+    Args:
+        width: Size d of the last dimension of the hidden states.
+        r: Size of the bottleneck, at least 1.
+        activation: A key of transformers' `ACT2FN`.
+        dropout: Dropout probability on the branch; the paper uses 0.
+        init_std: Standard deviation of both projections at the start. Their weights are drawn from
+            a normal distribution truncated at two standard deviations, their biases are zero
+            (section 3.6: 1e-2). With 0, `up_proj` is zero and the module is the identity;
+            `down_proj` then uses 1e-2, because two zero projections receive no gradient.
+        init_weights: Whether to initialize as the paper does. False keeps PyTorch's default for
+            linear layers, which is far from the identity.
+        kind: One of `KINDS`: what the branch is computed from in a model.
+        scaling: Factor on the branch. "learned": a parameter of shape (1,), "channel": of shape
+            (d,). Both start at 1.
+
+    Shape:
+        - Input: `(..., d)`, any floating dtype.
+        - Output: the shape and dtype of the input. The branch is computed in the weights' dtype, or
+          in the dtype of the input where one operation computes all of it; see `kernels/`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        r: int,
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        init_std: float = PAPER_INIT_STD,
+        init_weights: bool = True,
+        kind: str = "houlsby",
+        scaling: float | Literal["learned", "channel"] = 1.0,
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.down_proj = nn.Linear(width, r)
+        self.activation_name = activation
+        self.activation: nn.Module = ACT2FN[activation]
+        self.up_proj = nn.Linear(r, width)
+        self.dropout: nn.Module = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
+        self.scaling: float | nn.Parameter
+        if scaling == "learned":
+            self.scaling = nn.Parameter(torch.ones(1))
+        elif scaling == "channel":
+            self.scaling = nn.Parameter(torch.ones(width))
+        else:
+            self.scaling = float(scaling)
+        if init_weights:
+            initialize(self.down_proj, self.up_proj, init_std)
+
+    @classmethod
+    def from_config(cls, config: HoulsbyConfig, width: int, r: int) -> Bottleneck:
+        """Return a new bottleneck of size r with the options of a configuration."""
+        return cls(
+            width,
+            r,
+            config.activation,
+            config.dropout,
+            config.init_std,
+            config.init_weights,
+            config.kind,
+            config.scaling,
+        )
+
+    def forward(self, hidden: torch.Tensor, read: torch.Tensor | None = None) -> torch.Tensor:
+        """Add the branch to the hidden states.
+
+        Args:
+            hidden: Hidden states, `(..., d)`.
+            read: What the branch is computed from, of the same shape. Default: the hidden states.
+        """
+        if read is None:
+            if type(self).branch is BRANCH and operation.can_run(self, hidden):
+                return operation.run(self, hidden)
+            read = hidden
+        branch = self.branch(to_weight(read, self.down_proj.weight))
+        return hidden + branch.to(hidden)
+
+    def branch(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return `scaling * up_proj(act(down_proj(hidden)))`, `(..., d)`; variants override it."""
+        branch: torch.Tensor = self.dropout(self.up_proj(self.activation(self.down_proj(hidden))))
+        if isinstance(self.scaling, float) and self.scaling == 1:
+            return branch
+        return branch * self.scaling
+
+
+# The branch that `kernels/bottleneck.py` computes as well, in one operation with the sum: whoever
+# changes the method above changes both. A variant with another branch does not use the operation.
+BRANCH = Bottleneck.branch
+
+
+def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
+    """Move hidden states to the device and the dtype of a weight.
+
+    The weights may be float32 on a base model in half precision. A shared bottleneck may serve
+    layers on several devices. Weights on the meta device are brought in by accelerate.
+    """
+    if not isinstance(weight, torch.Tensor):
+        # A method, in the layers of torch.ao.quantization.quantize_dynamic, which expect float32.
+        return hidden.float()
+    device = None if weight.is_meta else weight.device
+    return hidden.to(device=device, dtype=weight.dtype)
+
+
+def initialize(down_proj: Any, up_proj: Any, init_std: float) -> None:
+    """Draw two projections from a normal distribution truncated at two standard deviations."""
+    draw(down_proj, init_std or PAPER_INIT_STD)
+    draw(up_proj, init_std)
+
+
+def draw(projection: Any, std: float) -> None:
+    """Draw a projection from such a distribution, with biases of zero; std=0 draws zeros."""
+    if std > 0:
+        nn.init.trunc_normal_(projection.weight, std=std, a=-2 * std, b=2 * std)
+    else:
+        nn.init.zeros_(projection.weight)
+    nn.init.zeros_(projection.bias)

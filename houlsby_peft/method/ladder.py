@@ -1,0 +1,280 @@
+"""The ladder: a narrow network beside a frozen encoder, which reads its hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from ..config import PAPER_INIT_STD, HoulsbyConfig
+from ..errors import AdapterError
+from .bottleneck import draw, to_weight
+from .residual import thread
+
+
+# The width of an attention head, where it divides the ladder's width.
+_HEAD_WIDTH = 32
+# The width inside of the ladder's bottlenecks, relative to the ladder's.
+_INNER = 2
+
+
+class LadderLayer(nn.Module):
+    """One layer of a ladder: it reads hidden states, then attends, then applies a bottleneck.
+
+    A trained gate weighs the state of the layer below and what is read; both count half at first.
+
+    Args:
+        width: Size d of the hidden states.
+        r: Size of the ladder's own state.
+        activation: A key of transformers' `ACT2FN`.
+        dropout: Dropout probability on both branches.
+        is_lowest: Whether there is no layer below, and thus no gate.
+    """
+
+    def __init__(
+        self, width: int, r: int, activation: str, dropout: float, is_lowest: bool
+    ) -> None:
+        super().__init__()
+        heads = range(1, max(1, r // _HEAD_WIDTH) + 1)
+        self.heads = max(number for number in heads if r % number == 0)
+        self.read_proj = nn.Linear(width, r)
+        self.gate = None if is_lowest else nn.Parameter(torch.zeros(1))
+        self.attention_norm = nn.LayerNorm(r)
+        self.attention_in = nn.Linear(r, 3 * r)
+        self.attention_out = nn.Linear(r, r)
+        self.bottleneck_norm = nn.LayerNorm(r)
+        self.down_proj = nn.Linear(r, _INNER * r)
+        self.activation = ACT2FN[activation]
+        self.up_proj = nn.Linear(_INNER * r, r)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, state: torch.Tensor | None, hidden: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the ladder's next state, `(rows, tokens, r)`.
+
+        Args:
+            state: The state of the layer below; None in the lowest one.
+            hidden: Normalized hidden states of the base model, `(rows, tokens, d)`.
+            mask: True for each token that is no padding, `(rows, 1, 1, tokens)`.
+        """
+        reading = self.read_proj(hidden)
+        if self.gate is not None and state is not None:
+            gate = self.gate.sigmoid().to(reading.dtype)  # under autocast, another one
+            reading = torch.lerp(reading, state, gate)
+        state = reading
+        parts = self.attention_in(self.attention_norm(state)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, mask)
+        state = state + self.dropout(self.attention_out(attended.transpose(1, 2).flatten(2)))
+        inner = self.activation(self.down_proj(self.bottleneck_norm(state)))
+        state = state + self.dropout(self.up_proj(inner))
+        return state
+
+
+class Ladder(nn.Module):
+    """A narrow transformer beside an encoder, whose last state is added at the encoder's end.
+
+    Side tuning (Sung et al. 2022, arXiv 2206.06522): beside each layer of the encoder, a layer of
+    width r reads the hidden states that enter the encoder's layer. They are normalized without
+    weights. No gradient flows into the encoder, and its hidden states do not depend on the ladder.
+
+    Args:
+        width: Size d of the hidden states.
+        r: Size of the ladder's own state.
+        layers: Indices of the encoder's layers whose input is read.
+        activation: A key of transformers' `ACT2FN`.
+        dropout: Dropout probability on the branches inside of the ladder.
+        init_std, init_weights: Of the projection to the hidden states; see `Bottleneck`. The other
+            weights start as PyTorch's linear layers do.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        r: int,
+        layers: Iterable[int],
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        init_std: float = PAPER_INIT_STD,
+        init_weights: bool = True,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict()
+        for index in layers:
+            is_lowest = not self.layers
+            self.layers[str(index)] = LadderLayer(width, r, activation, dropout, is_lowest)
+        self.up_proj = nn.Linear(r, width)
+        if init_weights:
+            draw(self.up_proj, init_std)
+
+    @classmethod
+    def from_config(
+        cls, config: HoulsbyConfig, width: int, r: int, layers: Iterable[int]
+    ) -> Ladder:
+        """Return a new ladder of width r with the options of a configuration."""
+        return cls(
+            width,
+            r,
+            layers,
+            config.activation,
+            config.dropout,
+            config.init_std,
+            config.init_weights,
+        )
+
+    def forward(self, readings: Readings) -> torch.Tensor:
+        """Return what is added to the encoder's end, `(rows, tokens, d)`.
+
+        Raises:
+            AdapterError: Not all layers that the ladder reads have run.
+        """
+        state = None
+        for index, layer in self.layers.items():
+            weight = layer.get_parameter("read_proj.weight")
+            hidden = readings.states.get(int(index))
+            if hidden is None:
+                raise AdapterError(
+                    "A ladder reads the input of the encoder's layers, so all of them must run; "
+                    f"layer {index} has not. Call the model as a whole, and train it by "
+                    "model.train(), which leaves the encoder without gradient checkpointing."
+                )
+            state = layer(state, to_weight(hidden, weight), readings.mask)
+        return self.up_proj(state)  # type: ignore[no-any-return]
+
+
+class Readings:
+    """What ladders read in one pass.
+
+    Attributes:
+        states: By the index of a layer: what enters it, normalized, `(rows, tokens, d)`.
+        mask: True for each token that is no padding, `(rows, 1, 1, tokens)`; None if all are none.
+    """
+
+    def __init__(self, states: Mapping[int, torch.Tensor], mask: torch.Tensor | None) -> None:
+        self.states = states
+        self.mask = mask
+
+    def have(self, rows: int) -> bool:
+        """Return whether all hidden states have this number of rows."""
+        return all(len(state) == rows for state in self.states.values())
+
+    def select(self, rows: torch.Tensor, number: int, fan_out: Any) -> Readings:
+        """Return the readings of some of the rows of a mixed batch.
+
+        Args:
+            rows: The rows.
+            number: How many the batch has.
+            fan_out: Tells the text of each row, of which hidden states may have only one row each.
+        """
+        mask = None if self.mask is None else self.mask.index_select(0, rows)
+        selected = {}
+        for index, state in self.states.items():
+            sources = rows if len(state) == number else fan_out.texts_of(rows)
+            is_whole = len(state) == len(sources) == 1
+            selected[index] = state if is_whole else state.index_select(0, sources)
+        return Readings(selected, mask)
+
+
+class Rungs:
+    """What the layers of an encoder have read in a pass, for the ladders at its end, by thread."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, dict[int, torch.Tensor]] = {}
+        self._masks: dict[int, torch.Tensor | None] = {}
+
+    def enter(self, index: int, hidden: torch.Tensor) -> None:
+        """Keep what enters a layer of the encoder."""
+        self._states.setdefault(thread(), {})[index] = hidden.detach()
+
+    def enter_mask(self, mask: torch.Tensor | None) -> None:
+        """Keep the mask of the tokens, `(rows, tokens)`, with which the encoder is called."""
+        if mask is not None and mask.dim() != 2:
+            raise AdapterError(
+                "With a ladder, attention_mask must have one number per token, (rows, tokens); got "
+                f"the shape {tuple(mask.shape)}."
+            )
+        self._masks[thread()] = mask
+
+    def leave(self) -> Readings:
+        """Return what has been read, and release it."""
+        states = {}
+        for index, state in self._states.pop(thread(), {}).items():
+            wide = state.to(torch.promote_types(state.dtype, torch.float32))
+            states[index] = F.layer_norm(wide, wide.shape[-1:])
+        mask = self._masks.pop(thread(), None)
+        return Readings(states, None if mask is None else mask[:, None, None, :] != 0)
+
+
+def add_branches(
+    hidden: torch.Tensor,
+    ladders: Mapping[str, nn.Module],
+    names: Sequence[str],
+    readings: Readings,
+    fan_out: Any,
+) -> torch.Tensor:
+    """Add to each row of a mixed batch the branch of its ladder, if it has one.
+
+    Args:
+        hidden: The end of the encoder, `(rows, tokens, d)`.
+        ladders: The ladders by the names of their adapters.
+        names: The adapter of each row.
+        readings: What ladders read: with a row per name, or one per text.
+        fan_out: Tells the text of each row, if texts have several adapters each.
+    """
+    branches: list[torch.Tensor] = []
+    sources: list[int] = []
+    for name, ladder in ladders.items():
+        rows = [row for row, name_of_row in enumerate(names) if name_of_row == name]
+        index = torch.tensor(rows, device=hidden.device)
+        branches.append(ladder(readings.select(index, len(names), fan_out)))
+        sources += rows
+    total = torch.cat(branches).to(hidden)
+    return hidden.index_add(0, torch.tensor(sources, device=hidden.device), total)
+
+
+def hold_mask(encoder: nn.Module, rungs: Rungs) -> None:
+    """Let an encoder tell the mask with which it is called, until `release_masks`."""
+    position = [*signature(encoder.forward).parameters].index("attention_mask")
+    encoder.register_forward_pre_hook(partial(_tell_mask, rungs, position), with_kwargs=True)
+
+
+def _tell_mask(
+    rungs: Rungs, position: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    mask = kwargs.get("attention_mask")
+    if len(args) > position:
+        mask = args[position]
+    rungs.enter_mask(mask)
+
+
+def release_masks(model: nn.Module) -> None:
+    """Undo `hold_mask`."""
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if _tells_mask(hook):
+                del module._forward_pre_hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def leave_dropout(model: nn.Module) -> None:
+    """Let the encoders beside which there are ladders run without dropout in training.
+
+    They do not learn, so it would only blur what is read.
+    """
+    for module in model.modules():
+        if any(map(_tells_mask, module._forward_pre_hooks.values())):
+            module.eval()
+            for part in module.modules():
+                if isinstance(part, Ladder):
+                    part.train()
+
+
+def _tells_mask(hook: Any) -> bool:
+    return isinstance(hook, partial) and hook.func is _tell_mask

@@ -1,0 +1,237 @@
+"""The layers that apply adapters: the end of a sub-layer with bottlenecks, and the trained norm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import AdapterError
+from ..kernels import layer_norm
+from .ladder import Ladder, Rungs, add_branches
+from .modules import cast, copy_of, hidden_states_of
+from .residual import SkipConnection
+from .tuner_layer import HoulsbyTunerLayer, ModelState, batch_of
+
+
+class HoulsbyLayer(HoulsbyTunerLayer):
+    """A module whose output is a sub-layer's output, followed by the bottlenecks of adapters.
+
+    Houlsby et al. 2019, figure 2 (left). Active adapters are stacked in the order given. An adapter
+    without a bottleneck here leaves the output unchanged. If the wrapped module returns a tuple,
+    the first element is adapted.
+
+    One layer owns a shared bottleneck and registers it; the other layers of its group refer to the
+    owner. The bottleneck is thus saved, counted and optimized once.
+
+    Args:
+        base_layer: The wrapped module.
+        reference: The module whose device and dtype the bottlenecks share. Default: the wrapped
+            module.
+        state: What all layers of a model share.
+        channel_dim: The dimension of the output that the bottleneck transforms, counted from the
+            end: -1, or -1 - n for a convolution over n dimensions.
+    """
+
+    adapter_layer_names = ("houlsby_adapter", "houlsby_ladder")
+    other_param_names = ("houlsby_owner",)
+    # At most this many active adapters are applied, the first ones. None: all of them.
+    most_applied: int | None = None
+
+    def __init__(
+        self,
+        base_layer: nn.Module,
+        reference: nn.Module | None = None,
+        state: ModelState | None = None,
+        channel_dim: int = -1,
+    ) -> None:
+        super().__init__(base_layer, reference, state)
+        self.channel_dim = channel_dim
+        self.houlsby_adapter = nn.ModuleDict()
+        # Only at the end of an encoder.
+        self.houlsby_ladder = nn.ModuleDict()
+        # From an adapter's name to the layer that owns its shared bottleneck. A plain dict, so that
+        # the bottleneck is registered only once in the model.
+        self.houlsby_owner: dict[str, HoulsbyLayer] = {}
+        # Only where a bottleneck reads the residual input.
+        self.skip: SkipConnection | None = None
+        # Only where there are ladders: what they read.
+        self.rungs: Rungs | None = None
+        # How often each adapter, or stack of adapters, has run and not been recomputed, since the
+        # last backward pass that recomputed any.
+        self._passes: Counter[tuple[str, ...]] = Counter()
+        self._recomputes = False
+
+    def update_layer(self, adapter_name: str, bottleneck: nn.Module) -> None:
+        """Give an adapter a bottleneck that this layer owns, or a ladder."""
+        is_ladder = isinstance(bottleneck, Ladder)
+        modules = self.houlsby_ladder if is_ladder else self.houlsby_adapter
+        modules[adapter_name] = bottleneck
+
+    def share_layer(self, adapter_name: str, owner: HoulsbyLayer) -> None:
+        """Give an adapter the bottleneck that another layer owns."""
+        self.houlsby_owner[adapter_name] = owner
+
+    def bottleneck(self, adapter_name: str) -> Any:
+        """Return the bottleneck that an adapter applies here, owned or shared; None without one."""
+        owner = self.houlsby_owner.get(adapter_name, self)
+        if adapter_name not in owner.houlsby_adapter:
+            return None
+        return owner.houlsby_adapter[adapter_name]
+
+    def run_adapter(
+        self, adapter_name: str, hidden: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply the bottleneck that an adapter has here, if it has one.
+
+        Args:
+            adapter_name: The adapter.
+            hidden: Output h of the sub-layer, `(..., d)`.
+            residual: Residual input x of the sub-layer, `(..., d)`; None if it has not entered.
+
+        Returns:
+            `(..., d)`.
+        """
+        bottleneck = self.bottleneck(adapter_name)
+        if bottleneck is None:
+            return hidden
+        read = None
+        if self.skip is not None and bottleneck.kind != "houlsby":
+            read = self.skip.read(bottleneck.kind, hidden, residual)
+        return bottleneck(hidden, read)  # type: ignore[no-any-return]
+
+    def hear(self, rung: int | None, hidden: torch.Tensor) -> None:
+        """Keep what has entered another layer, for the bottlenecks or ladders here that read it."""
+        if self.rungs is not None and rung is not None:
+            if self._active_ladders():
+                self.rungs.enter(rung, hidden)
+        elif self.skip is not None:
+            self.skip.enter(hidden)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped module, and adapt its output `(batch, tokens, d)` or of another shape."""
+        self.tell_residual_users(args, kwargs)
+        result = self.base_layer(*args, **kwargs)
+        if self.disable_adapters:
+            return result
+        if isinstance(result, tuple):
+            return (self._adapt(result[0]), *result[1:])
+        return self._adapt(result)
+
+    def _adapt(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Apply the active adapters, or in a mixed batch those of its rows."""
+        if self.channel_dim != -1:
+            hidden = hidden.movedim(self.channel_dim, -1)
+        residual = None if self.skip is None else self.skip.leave()
+        batch = batch_of(self.state.batches)
+        if batch is not None:
+            hidden = batch.apply(self, (hidden, residual), {})
+        else:
+            if self.training and not torch.compiler.is_compiling():
+                self._count_pass()
+            for name in self.active_adapters[: self.most_applied]:
+                hidden = self.run_adapter(name, hidden, residual)
+        if self.rungs is not None:
+            hidden = self._climb(self.rungs, hidden)
+        if self.channel_dim != -1:
+            hidden = hidden.movedim(-1, self.channel_dim)
+        return hidden
+
+    def _active_ladders(self) -> dict[str, nn.Module]:
+        """Return the ladders here of the active adapters or, in a mixed batch, of its rows."""
+        batch = batch_of(self.state.batches)
+        names = self.active_adapters if batch is None else dict.fromkeys(batch.names)
+        return {name: self.houlsby_ladder[name] for name in names if name in self.houlsby_ladder}
+
+    def _climb(self, rungs: Rungs, hidden: torch.Tensor) -> torch.Tensor:
+        """Add the branches of the active ladders, or in a mixed batch of those of its rows."""
+        readings, ladders = rungs.leave(), self._active_ladders()
+        batch: Any = batch_of(self.state.batches)
+        if batch is not None and (len(set(batch.names)) > 1 or not readings.have(len(hidden))):
+            if not ladders:
+                return hidden
+            return add_branches(hidden, ladders, batch.names, readings, batch.fan_out)
+        for ladder in ladders.values():
+            hidden = hidden + ladder(readings).to(hidden)
+        return hidden
+
+    def _count_pass(self) -> None:
+        """Refuse a backward pass that recomputes one adapter's layers with another adapter.
+
+        Gradient checkpointing runs layers again in the backward pass, with the adapter that is
+        active then. The gradients would be wrong.
+        """
+        is_recomputed = torch._C._current_graph_task_id() != -1
+        if self._recomputes and not is_recomputed:
+            self._passes.clear()
+        self._recomputes = is_recomputed
+        active = tuple(self.active_adapters)
+        self._passes[active] += -1 if is_recomputed else 1
+        if self._passes[active] < 0 and max(self._passes.values()) > 0:
+            self._passes.clear()
+            raise AdapterError(
+                "With gradient checkpointing, the passes of two adapters cannot share a backward "
+                "pass: both would be recomputed by the active one. Call backward() for each "
+                "adapter while it is active; gradients add up."
+            )
+
+    def has(self, adapter_name: str) -> bool:
+        """Return whether an adapter is here, also with a bottleneck that another layer owns."""
+        return super().has(adapter_name) or adapter_name in self.houlsby_owner
+
+    def _get_available_adapters(self) -> set[str]:
+        return {*super()._get_available_adapters(), *self.houlsby_owner}
+
+
+class HoulsbyLayerNorm(HoulsbyTunerLayer):
+    """A norm of the base model and a trained copy of it per adapter (section 2.1 of the paper).
+
+    Norms do not compose: of several active adapters, the last one that trains this norm is used.
+    While adapters are disabled, the base model's norm is used.
+    """
+
+    adapter_layer_names = ("houlsby_norm",)
+
+    def __init__(self, base_layer: nn.Module, state: ModelState | None = None) -> None:
+        super().__init__(base_layer, state=state)
+        self.houlsby_norm = nn.ModuleDict()
+
+    def update_layer(self, adapter_name: str) -> None:
+        """Give an adapter a copy of the base model's norm."""
+        self.houlsby_norm[adapter_name] = copy_of(self.base_layer)
+
+    def norm(self, adapter_name: str) -> nn.Module:
+        """Return the norm that an adapter uses here: its copy or, without one, the base model's."""
+        if adapter_name in self.houlsby_norm:
+            return self.houlsby_norm[adapter_name]
+        return self.base_layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Normalize hidden states `(..., d)` by the active adapter's norm, or the rows' norms."""
+        self.tell_residual_users(args, kwargs)
+        if self.disable_adapters:
+            return self.base_layer(*args, **kwargs)
+        batch = batch_of(self.state.batches)
+        if batch is not None:
+            return batch.apply(self, args, kwargs)
+        for name in reversed(self.active_adapters):
+            if name in self.houlsby_norm:
+                return self.run_adapter(name, *args, **kwargs)
+        return self.base_layer(*args, **kwargs)
+
+    def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Apply the norm that an adapter uses here; the result has the dtype of the hidden states.
+
+        The norm may be in float32 on a base model in half precision. I-BERT's norm also gets and
+        returns a scaling factor.
+        """
+        norm = self.norm(adapter_name)
+        if norm.weight.dtype == self.base_layer.weight.dtype:
+            return norm(*args, **kwargs)
+        if layer_norm.can_run(norm, args, kwargs):
+            return layer_norm.run(norm, *args)
+        hidden = hidden_states_of(args, kwargs)
+        args, kwargs = cast((args, kwargs), norm.weight.dtype)  # type: ignore[arg-type]
+        return cast(norm(*args, **kwargs), hidden.dtype)

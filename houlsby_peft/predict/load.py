@@ -1,0 +1,186 @@
+"""`load`: from the name of an adapter to a predictor."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Mapping, MutableMapping
+from contextlib import nullcontext
+from typing import Literal
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import AdapterError
+from ..heads.tasks import task_kind_of_class
+from ..method.tuner_layer import HoulsbyTunerLayer
+from ..saved.adapter import SavedAdapter
+from ..saved.fingerprint import refuse_other_bases
+from .base_model import (
+    check_tokens,
+    load_base,
+    load_tokenizer,
+    uncompiled,
+)
+from .forms import Form
+from .predictor import Predictor, add_adapter, removed_on_error
+
+
+# Adding an adapter changes the model, which one thread at a time may do.
+_ADDING = threading.RLock()
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    base_model: nn.Module | str | None = None,
+    beside: Predictor | None = None,
+    adapter_name: str | None = None,
+    token: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    other_base: Literal["refuse", "warn"] = "refuse",
+    compile: bool = False,
+) -> Predictor:
+    """Load a trained adapter with its base model, labels and tokenizer.
+
+    Of the adapter, only JSON and safetensors files are read, and code from a repository is never
+    run. Threads may load adapters onto one base model, and predict with others on it, at the same
+    time. If loading fails, a model that was given is as it was before.
+
+    Args:
+        name_or_path: "user/adapter" on the Hub, or a folder.
+        revision: A branch, tag or commit of the adapter's repository. The base model's is recorded
+            in the adapter.
+        base_model: The base model, or its name or folder, in place of the one that the adapter
+            names. Of a model from `torch.compile`, the model inside is used.
+        beside: An adapter that was loaded before, whose base model this one shares.
+        adapter_name: A new name in the model. Default: "default", or the first unused name of
+            "default_2", "default_3" and so on.
+        token: Access token for private repositories. Default: the one that `hf auth login` or
+            HF_TOKEN has set.
+        device: Where to put the model. Default: where it is; the CPU for a new one.
+        dtype: Dtype of the base model. Default: as in its files.
+        other_base: What to do if weights of the base model differ from those that the adapter was
+            trained on: "refuse" the adapter, or "warn" and load it.
+        compile: Whether a GPU repeats the model's layers as CUDA graphs (see `Predictor`).
+
+    Raises:
+        AdapterError: The folder or repository does not contain a loadable Houlsby adapter, the
+            adapter was trained on another base model, the base model lacks weights, or the given
+            base model already holds adapters, or one of this name.
+        HubError: A repository does not exist, is private or cannot be reached.
+    """
+    saved = SavedAdapter.open(name_or_path, revision, token)
+    return load_saved(
+        saved,
+        base_model,
+        beside,
+        adapter_name,
+        token=token,
+        device=device,
+        dtype=dtype,
+        other_base=other_base,
+        compile=compile,
+    )
+
+
+def load_saved(
+    saved: SavedAdapter,
+    base_model: nn.Module | str | None = None,
+    beside: Predictor | None = None,
+    adapter_name: str | None = None,
+    tokenizers: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
+    *,
+    token: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    other_base: Literal["refuse", "warn"] = "refuse",
+    compile: bool = False,
+) -> Predictor:
+    """Load an opened adapter as `load` does. Predictors that never run at the same time may share
+    tokenizers.
+    """
+    task = saved.task
+    if beside is not None:
+        _check_head(saved, beside)
+        base, task = beside.base_model, beside.task
+    elif isinstance(base_model, nn.Module):
+        base = _given_base(base_model)
+        task = task_kind_of_class(type(base).__name__) or task
+    else:
+        base = load_base(saved, task, base_model, token, dtype)
+    check_tokens(saved, base, is_shared=beside is not None)
+    # Before the adapter, which changes a model that is in use.
+    tokenizer = load_tokenizer(saved, task, base.name_or_path, token, tokenizers)
+    with _ADDING, refuse_other_bases() if other_base == "refuse" else nullcontext():
+        model: PreTrainedModel | PeftModel = base
+        name = adapter_name or "default"
+        if beside is not None:
+            model = beside.model
+            name = _new_name(adapter_name, beside.model.peft_config)
+        adapted = add_adapter(saved, model, name)
+        if device:
+            with removed_on_error(adapted, name):
+                adapted.to(device)
+    if beside is None:
+        adapted.eval()
+    # Decoders classify at the last token that is no padding.
+    settings = base.config.get_text_config()
+    if getattr(settings, "pad_token_id", None) is None:
+        settings.pad_token_id = tokenizer.pad_token_id
+    return Predictor(adapted, name, task, tokenizer, compile)
+
+
+def load_held(
+    saved: SavedAdapter,
+    weights: Mapping[str, torch.Tensor],
+    form: Form,
+    beside: Predictor,
+    adapter_name: str,
+    tokenizers: MutableMapping[object, PreTrainedTokenizerBase],
+    token: str | None,
+) -> Predictor:
+    """Hold an opened adapter in a slot of its form, beside one that `load_saved` has loaded."""
+    check_tokens(saved, beside.base_model, is_shared=True)
+    name_of_base = beside.base_model.name_or_path
+    tokenizer = load_tokenizer(saved, beside.task, name_of_base, token, tokenizers)
+    form.hold(adapter_name, saved, weights)
+    return Predictor(beside.model, adapter_name, beside.task, tokenizer, beside.compile)
+
+
+def _check_head(saved: SavedAdapter, beside: Predictor) -> None:
+    task = saved.task
+    if task.auto_class != beside.task.auto_class:
+        raise AdapterError(
+            f"Adapters on one base model must have the same kind of head; {saved.name} is for "
+            f"{task.pipeline}, the one beside it for {beside.task.pipeline}. Load it separately."
+        )
+
+
+def _given_base(model: nn.Module) -> PreTrainedModel:
+    base = uncompiled(model)
+    if any(isinstance(module, HoulsbyTunerLayer) for module in base.modules()):
+        raise AdapterError(
+            "A base model that is given must hold no Houlsby adapters, which would be changed. "
+            "Give beside=, what houlsby_peft.load returned for it, or another base model."
+        )
+    return base
+
+
+def _new_name(adapter_name: str | None, taken: Collection[str]) -> str:
+    """Return the name that an adapter gets beside others."""
+    if adapter_name is None:
+        name, number = "default", 1
+        while name in taken:
+            number += 1
+            name = f"default_{number}"
+        return name
+    if adapter_name in taken:
+        raise AdapterError(
+            f"The model has an adapter {adapter_name!r} already. Give another adapter_name."
+        )
+    return adapter_name

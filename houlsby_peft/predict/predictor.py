@@ -1,0 +1,264 @@
+"""`Predictor`: an adapter on its base model, with tokenizer and labels, and how it gets there."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel, set_peft_model_state_dict
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config import HoulsbyConfig
+from ..errors import AdapterError, shortened
+from ..heads.tasks import TaskKind
+from ..method.tuner_layer import record_of
+from ..saved.adapter import SavedAdapter
+from ..saved.record import AdapterRecord
+from ..saved.weights import first_of
+from .base_model import label_arguments, set_verbosity
+from .forward import predict_inputs, split_batches
+from .graphs import use_graphs
+from .readers import READERS, Input, Reader
+
+
+if TYPE_CHECKING:
+    from transformers import Pipeline
+
+
+class Predictor:
+    """An adapter on its base model, ready to predict: what `houlsby_peft.load` returns.
+
+    Each call names its adapter, so that predictors on one base model may run in several threads.
+    The model's active adapter and what trains in it stay as they are.
+
+    Args:
+        model: The base model with this adapter and possibly others, in evaluation mode.
+        name: The adapter's name in `model`.
+        task: What its head does.
+        tokenizer: The tokenizer for its texts.
+        compile: Whether a GPU repeats the model's layers as CUDA graphs, which takes less of the
+            CPU. A graph is captured for each size of batches: rows are filled up to a power of two
+            or a multiple of 8, and texts to a multiple of 32 tokens. It is for all adapters of the
+            model.
+    """
+
+    def __init__(
+        self,
+        model: PeftModel,
+        name: str,
+        task: TaskKind,
+        tokenizer: PreTrainedTokenizerBase,
+        compile: bool = False,
+    ) -> None:
+        self.model = model
+        self.name = name
+        self.task = task
+        self.tokenizer = tokenizer
+        self.compile = compile
+        if compile:
+            use_graphs(model)
+
+    @property
+    def base_model(self) -> PreTrainedModel:
+        """The base model."""
+        return self.model.get_base_model()  # type: ignore[return-value]
+
+    @property
+    def config(self) -> HoulsbyConfig:
+        """The adapter's configuration."""
+        return self.model.peft_config[self.name]  # type: ignore[return-value]
+
+    @property
+    def record(self) -> AdapterRecord:
+        """What is recorded of the adapter."""
+        return record_of(self.model, self.name)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes by number; empty if there are none."""
+        return tuple(name for _, name in sorted((self.record.id2label or {}).items()))
+
+    def reader(self, called: str | None = None, **options: Any) -> Reader:
+        """Return what encodes this adapter's inputs and decodes its outputs.
+
+        `called` is the adapter's name in errors, by default its own; `options` are those of
+        `predict`.
+        """
+        called = called or self.name
+        reader = find_reader(self.task, called)
+        if reader.needs_spans and not self.tokenizer.is_fast:
+            raise AdapterError(
+                "Token classification and question answering are predicted with a fast tokenizer, "
+                f"which tells where each token is; the task of {called!r} is {self.task.pipeline}, "
+                f"with a {type(self.tokenizer).__name__}. Use its model and tokenizer."
+            )
+        made = reader(self.model, self.name, self.tokenizer, self.task, called, **options)
+        made.fills_up = self.compile
+        return made
+
+    def predict(
+        self,
+        inputs: Input | Iterable[Input],
+        batch_size: int = 32,
+        top_k: int | None = None,
+        **options: Any,
+    ) -> list[Any]:
+        """Predict for one input or several.
+
+        Texts are cut to the length that the adapter was trained with, and to what the model can
+        read. For token classification they are read in parts of that length, so that every word
+        gets a tag.
+
+        Args:
+            inputs: Texts, pairs of texts or, for question answering, pairs (question, context).
+            batch_size: Number of inputs that are predicted at once.
+            top_k: For text classification, the number of classes to return for each input. A number
+                that is at least that of the classes gives them all. Default: the best class by
+                itself, not in a list.
+            options: For question answering, the tokens of a window (`max_length`), those that two
+                windows share (`stride`, 128) and those of an answer at most (`max_answer_length`,
+                30), and by how much no answer must score higher than the best one to be chosen
+                (`null_threshold`). Default: as in training.
+
+        Returns:
+            One result per input, of plain texts and numbers. For text classification, a
+            `ClassPrediction`, or with `top_k` a list of these, the highest score first. With
+            several labels per text, it is the list of those that reach their thresholds, which
+            training has recorded, or 0.5. For token classification, a list of `EntityPrediction`.
+            For question answering, an `AnswerPrediction`; if none is given, its score is the
+            probability of that. For an adapter without a head, a vector: the mean of the tokens'
+            last hidden states.
+
+        Raises:
+            AdapterError: Nothing can be predicted for the task, the outputs are not finite, or the
+                tokenizer does not fit the base model.
+            ValueError: An input is not of the task's kind or has no token, `top_k` is not a number
+                of classes or the adapter chooses among no classes, or the model is in training
+                mode.
+        """
+        reader = self.reader(**options)
+        several: Any = inputs
+        if isinstance(inputs, (str, tuple)) or not isinstance(inputs, Iterable):
+            several = [inputs]
+        results: list[Any] = []
+        for batch in split_batches(list(several), batch_size):
+            encoded = [reader.read(text, top_k) for text in batch]
+            results += predict_inputs(encoded, batch_size)
+        return results
+
+    def pipeline(self, **options: Any) -> Pipeline:
+        """Return the pipeline of transformers for this adapter, which stays valid when others are
+        loaded beside it.
+
+        It cuts no texts by itself. Transformers 5 has none for question answering.
+
+        Args:
+            options: Further arguments of the pipeline, such as `top_k` or `aggregation_strategy`.
+
+        Raises:
+            AdapterError: The model is in training mode.
+        """
+        if self.model.training:
+            raise AdapterError(
+                "A pipeline would switch the model, which is in training mode, to evaluation. Call "
+                "model.eval() first."
+            )
+        view = copy.copy(self.model)  # with all modules shared
+        view.config = copy.deepcopy(self.model.config)
+        for key, value in label_arguments(self.record).items():
+            setattr(view.config, key, value)
+        view.forward = partial(_forward, self.model, self.name)  # type: ignore[method-assign]
+        # Where accelerate has placed the modules, they stay.
+        device = {} if getattr(self.model, "hf_device_map", None) else {"device": self.model.device}
+        # Quietly, because transformers logs a page about classes of models that it does not know,
+        # such as PeftModel.
+        with set_verbosity(logging.CRITICAL):
+            return transformers.pipeline(  # type: ignore[call-overload,no-any-return]
+                self.task.pipeline, model=view, tokenizer=self.tokenizer, **device, **options
+            )
+
+
+def find_reader(task: TaskKind, called: str) -> type[Reader]:
+    """Return what reads the inputs of a task; the adapter's name stands in the error."""
+    if task.pipeline not in READERS:
+        raise AdapterError(
+            "Prediction is for text classification, embeddings, token classification and question "
+            f"answering; the task of {called!r} is {task.pipeline}. Use its model and tokenizer."
+        )
+    return READERS[task.pipeline]
+
+
+def _forward(model: PeftModel, name: str, **inputs: Any) -> Any:
+    return model(**inputs, adapter_names=[name] * len(inputs["input_ids"]))
+
+
+def add_adapter(saved: SavedAdapter, model: PreTrainedModel | PeftModel, name: str) -> PeftModel:
+    """Add an adapter to a base model, or beside others; after an error, the model is as before."""
+    weights = saved.weights
+    config = copy.deepcopy(saved.config)  # PEFT changes it
+    config.inference_mode = True
+    try:
+        # The file's weights replace those on the meta device. PEFT's own low_cpu_mem_usage patches
+        # `nn.Module`, so that modules that other threads create would be on the meta device.
+        with torch.device("meta"):
+            if isinstance(model, PeftModel):
+                adapted = model
+                adapted.add_adapter(name, config)
+            else:
+                model_class = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(
+                    config.task_type or "", PeftModel
+                )
+                adapted = model_class(model, config, name)
+        with removed_on_error(adapted, name):
+            _set_weights(adapted, name, weights, is_shared=adapted is model)
+        return adapted
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the file leads PEFT to
+        reason = str(error) if isinstance(error, AdapterError) else shortened(str(error))
+        raise AdapterError(f"{saved.name}: {reason}") from error
+
+
+def _set_weights(
+    model: PeftModel, name: str, weights: Mapping[str, torch.Tensor], is_shared: bool
+) -> None:
+    """Set the weights of an added adapter, and of the base model those that its file has, such as
+    resized embeddings.
+    """
+    tensors = model.state_dict()
+    of_adapter = {key: weight for key, weight in weights.items() if key not in tensors}
+    of_base = sorted(weights.keys() - of_adapter.keys())
+    if of_base and is_shared:
+        raise AdapterError(
+            f"it was saved with weights of the base model, {first_of(of_base)}, which would change "
+            "the adapters beside it. Load it on a base model of its own."
+        )
+    for key in of_base:
+        if tensors[key].is_meta or tensors[key].shape != weights[key].shape:
+            raise AdapterError(
+                f"it was saved with weights of the base model; {key} must be in memory, and have "
+                f"the shape {tuple(weights[key].shape)}. Give a base model that fits."
+            )
+    set_peft_model_state_dict(model, of_adapter, name, low_cpu_mem_usage=True)
+    model.base_model._cast_adapter_dtype(name)  # type: ignore[operator]
+    for key in of_base:
+        # In place, so that tied weights stay tied and each keeps its device and dtype.
+        tensors[key].copy_(weights[key])
+
+
+@contextmanager
+def removed_on_error(model: PeftModel, name: str) -> Iterator[None]:
+    """Remove an adapter from its model if the context fails. A base model that holds no other is
+    as it was before.
+    """
+    try:
+        yield
+    except BaseException:
+        model.base_model.remove_adapter(name)  # type: ignore[operator]
+        raise

@@ -1,0 +1,278 @@
+"""`SavedAdapter`: the files of an adapter, from a folder, the Hub or its cache, opened and checked
+once.
+
+Others may have written these files. Only JSON and safetensors files are read, which cannot contain
+code, and nothing is allocated in the amount that a file asks for before its size is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import NoneType
+
+import torch
+from huggingface_hub import get_cached_repo_tree, snapshot_download
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    CachedRepoTreeNotFoundError,
+    HfHubHTTPError,
+    HTTPError,
+    LocalEntryNotFoundError,
+)
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import load as load_tensors
+
+from ..config import HoulsbyConfig
+from ..errors import AdapterError, shortened
+from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
+from .downloads import explain_hub_errors, find_repo
+from .record import AdapterRecord
+from .tokenizer_files import TOKENIZER_FILES, check_tokenizer_files
+from .weights import check_values, read_json
+
+
+SAVED_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
+_AGAIN = "Save or download the adapter again."
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """The checked files of an adapter; made by `SavedAdapter.open`.
+
+    Attributes:
+        name: What the user gave: the folder, or the name of the repository.
+        folder: The folder with the files, which for a repository is in the Hub's cache.
+        config: The configuration, with the adapter's record.
+        shapes: The shapes of the tensors in the weights file, by name.
+        own_tokenizer: Whether the adapter was saved with a tokenizer.
+    """
+
+    name: str
+    folder: Path
+    config: HoulsbyConfig
+    shapes: Mapping[str, torch.Size]
+    own_tokenizer: bool
+
+    @classmethod
+    def open(
+        cls,
+        name_or_path: str | os.PathLike[str],
+        revision: str | None = None,
+        token: str | None = None,
+    ) -> SavedAdapter:
+        """Open a saved adapter; the needed files of one on the Hub are downloaded to the cache.
+
+        Args:
+            name_or_path: "user/adapter" on the Hub, or a folder, such as that of a recipe's run.
+            revision: A branch, tag or commit of the repository. Default: the latest version.
+            token: Access token for private repositories. Default: the one that the user has logged
+                in with.
+
+        Raises:
+            AdapterError: The folder or repository does not contain a loadable Houlsby adapter.
+            HubError: The repository does not exist, is private or cannot be reached.
+        """
+        name = os.fspath(name_or_path)
+        folder = find_files(name, SAVED_FILES, revision, token)
+        for file_name in SAVED_FILES:
+            path = folder / file_name
+            # A dangling link, a folder, or a pipe that would keep its reader waiting.
+            if os.path.lexists(path) and not path.is_file():
+                raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")
+        try:
+            config = _read_config(folder)
+        except Exception as error:  # whatever a damaged file leads the libraries to
+            reason = shortened(str(error).replace(str(folder), name))
+            if name not in reason:
+                reason = f"{name}: {reason}"
+            raise AdapterError(reason) from error
+        check_tokenizer_files(folder, name)
+        has_tokenizer = (folder / TOKENIZER_FILES[0]).is_file()
+        saved = cls(name, folder, config, _shapes_of(config), has_tokenizer)
+        saved._warn_of_missing_tokenizer()
+        return saved
+
+    def _warn_of_missing_tokenizer(self) -> None:
+        """Warn that the tokenizer of an adapter in the Hub's cache may not have been downloaded."""
+        if self.own_tokenizer or not self.commit or self.folder == Path(self.name):
+            return
+        try:
+            get_cached_repo_tree(self.name, revision=self.commit)
+        except CachedRepoTreeNotFoundError:
+            _log.warning(
+                "The cache holds only those files of %s that PEFT has downloaded. If the adapter "
+                "has its own tokenizer, load it once with a network connection; the base model's "
+                "tokenizer is used.",
+                self.name,
+            )
+
+    @property
+    def record(self) -> AdapterRecord:
+        """What the file records of the adapter."""
+        if self.config.saved is None:
+            return AdapterRecord()
+        return self.config.saved.record
+
+    @property
+    def weights_file(self) -> Path:
+        """The file of the weights."""
+        return self.folder / SAFETENSORS_WEIGHTS_NAME
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of parameters of each tensor in the weights file, by name."""
+        return {key: shape.numel() for key, shape in self.shapes.items()}
+
+    @property
+    def commit(self) -> str | None:
+        """The commit that the files were downloaded from; None for a folder of the user's own."""
+        repo = find_repo(self.folder)
+        return repo[1] if repo else None
+
+    @property
+    def task(self) -> TaskKind:
+        """The task, from the task type or from the class of the model that the adapter was trained
+        in.
+        """
+        task_type = self.config.task_type
+        for kind in TASK_KINDS:
+            if task_type and kind.task_type == task_type:
+                return kind
+        class_name = str((self.config.auto_mapping or {}).get("base_model_class"))
+        kind_of_class = task_kind_of_class(class_name)
+        if kind_of_class is None:
+            raise AdapterError(
+                "An adapter must name its task, by a task type of PEFT or by a class of "
+                f"transformers such as BertForSequenceClassification; got {task_type!r} and "
+                f"{class_name!r}. Load the base model yourself and give it as base_model."
+            )
+        return kind_of_class
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The tensors by name, read from the file each time and checked.
+
+        They are in memory of their own, and stay as they are when the file changes.
+        """
+        weights = {}
+        for key, tensor in load_tensors(self.weights_file.read_bytes()).items():
+            # Beside saved embeddings, PEFT saves trained tokens again, under the adapter's name.
+            if ".trainable_tokens_delta." not in key:
+                check_values(self.name, key, tensor)
+                weights[key] = tensor
+        return weights
+
+
+def adapter_of_run(path: Path) -> Path:
+    """Return the adapter of a recipe's run, which has checkpoints beside it; any other path as it
+    is.
+    """
+    adapter = path / "adapter"
+    if (path / "results.json").is_file() and (adapter / CONFIG_NAME).is_file():
+        return adapter
+    return path
+
+
+def find_files(
+    name_or_path: str | os.PathLike[str],
+    needed: Sequence[str],
+    revision: str | None = None,
+    token: str | None = None,
+) -> Path:
+    """Return a folder, or that of a repository in the cache, to which those of its files that are
+    needed are fetched.
+
+    `needed` are names of files, no patterns, so that a repository has no say in paths. Raises
+    HubError.
+    """
+    name = os.fspath(name_or_path)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return adapter_of_run(folder)
+    download = partial(
+        snapshot_download, name, revision=revision, token=token, allow_patterns=list(needed)
+    )
+    with explain_hub_errors(f"{shortened(name)} is no folder, and on the Hub"):
+        try:
+            return Path(download())
+        except HTTPError as error:
+            # The Hub's client takes the cache if it cannot connect, but not if the connection
+            # breaks off.
+            if isinstance(error, HfHubHTTPError):
+                raise
+            try:
+                return Path(download(local_files_only=True))
+            except LocalEntryNotFoundError:
+                raise error from None
+
+
+def _read_config(folder: Path) -> HoulsbyConfig:
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise AdapterError(
+            f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. "
+            f"{_remedy_for(folder)}"
+        )
+    fields = read_json(path)
+    kind = fields.get("peft_type")
+    if kind != "HOULSBY":
+        remedy = "Load adapters of other methods with peft.PeftModel.from_pretrained."
+        if kind is None:
+            remedy = "Convert an adapter of the `adapters` library with `houlsby-peft convert`."
+        raise AdapterError(f"{path} must have peft_type 'HOULSBY'; got {kind!r}. {remedy}")
+    # PEFT's own fields, which the configuration's rules leave to PEFT.
+    for name, form in (("auto_mapping", dict), ("base_model_name_or_path", str)):
+        if not isinstance(fields.get(name), (form, NoneType)):
+            raise AdapterError(
+                f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}"
+            )
+    config = HoulsbyConfig.from_pretrained(str(folder))
+    _check_size(config, folder)
+    _check_trained_tokens(config, path)
+    return config
+
+
+def _remedy_for(folder: Path) -> str:
+    """Return what to do about a folder without an adapter."""
+    if (folder / "config.json").exists():
+        return "It looks like a whole model: load it with transformers."
+    # PEFT saves an adapter that is not called "default" in a folder of its name.
+    inner = sorted(folder.glob(f"*/{CONFIG_NAME}"))
+    if inner:
+        return f"Give the folder of an adapter in it, such as {inner[0].parent}."
+    return "Check the name."
+
+
+def _shapes_of(config: HoulsbyConfig) -> Mapping[str, torch.Size]:
+    if config.saved is None or config.saved.shapes is None:
+        return {}
+    return config.saved.shapes
+
+
+def _check_size(config: HoulsbyConfig, folder: Path) -> None:
+    """Refuse bottlenecks that are larger than the file, before they are allocated."""
+    weights = folder / SAFETENSORS_WEIGHTS_NAME
+    size = weights.stat().st_size
+    largest = max([config.r, *config.rank_pattern.values()])
+    if largest > size:
+        raise AdapterError(
+            f"{folder / CONFIG_NAME} asks for bottlenecks of size {shortened(str(largest))}, but "
+            f"all of {weights.name} has {size:,} bytes. {_AGAIN}"
+        )
+
+
+def _check_trained_tokens(config: HoulsbyConfig, path: Path) -> None:
+    """Refuse trained tokens that the file lacks, which PEFT would only miss when it has added the
+    adapter.
+    """
+    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in _shapes_of(config))
+    if config.trainable_token_indices and not has_tokens:
+        raise AdapterError(
+            f"{path} has trainable_token_indices, but {SAFETENSORS_WEIGHTS_NAME} lacks the "
+            f"embeddings of these tokens. {_AGAIN}"
+        )

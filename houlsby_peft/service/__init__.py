@@ -1,0 +1,1 @@
+"""The service: adapters over HTTP, in one process or on Ray Serve."""

@@ -1,0 +1,1 @@
+"""What a training loop may add: kept hidden states, steps as CUDA graphs, AdapterDrop."""

@@ -1,0 +1,265 @@
+"""The hidden states of a frozen encoder, kept in a file from the first time that a text is read.
+
+A ladder leaves the encoder's hidden states as they are. So in later epochs, and for other tasks on
+the same texts, they come from the file, and of the encoder only the embeddings and the last layer
+run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import inspect
+import json
+import os
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..errors import AdapterError
+from ..saved.record import Place, unfold_places
+
+
+_DIGEST = 16  # bytes
+_HEADER = struct.Struct(f"<{_DIGEST}sI")  # of an entry: the text's digest, and its tokens
+
+
+class StateFile:
+    """States of texts by a digest of their tokens. Several processes may add to the file.
+
+    Args:
+        path: The file, which is made if it is not there.
+        shape: Of the states of one token: `(layers, d)`.
+        dtype: Of the states.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.shape, self.dtype = shape, dtype
+        self.bytes_per_token = shape[0] * shape[1] * dtype.itemsize
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        # By digest: where the states begin, and their number of tokens.
+        self._entries: dict[bytes, tuple[int, int]] = {}
+        # Of the entries that are known.
+        self._end = 0
+        with self._locked():
+            self._read_entries()
+
+    def _read_entries(self) -> None:
+        """Find what the file has since the last time, and cut off an entry that a killed process
+        has begun.
+        """
+        size = os.fstat(self._file).st_size
+        while header := os.pread(self._file, _HEADER.size, self._end):
+            start = end = self._end + len(header)
+            if len(header) == _HEADER.size:
+                digest, tokens = _HEADER.unpack(header)
+                end = start + tokens * self.bytes_per_token
+            if len(header) < _HEADER.size or end > size:
+                os.ftruncate(self._file, self._end)
+                break
+            self._entries[digest] = start, tokens
+            self._end = end
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._entries
+
+    def read(self, digest: bytes) -> torch.Tensor:
+        """Return the states of a text, `(tokens, layers, d)`."""
+        start, tokens = self._entries[digest]
+        content = bytearray(os.pread(self._file, tokens * self.bytes_per_token, start))
+        return torch.frombuffer(content, dtype=self.dtype).view(tokens, *self.shape)
+
+    def add(self, states: Mapping[bytes, torch.Tensor]) -> None:
+        """Add the states of texts that the file lacks, `(tokens, layers, d)` on the CPU."""
+        with self._locked():
+            self._read_entries()
+            for digest, state in states.items():
+                if digest in self:  # another process has added it since
+                    continue
+                content = state.contiguous().view(torch.uint8).numpy().tobytes()
+                entry = memoryview(_HEADER.pack(digest, len(state)) + content)
+                start, position = self._end + _HEADER.size, self._end
+                while entry:  # as much as there is room for at once
+                    written = os.pwrite(self._file, entry, position)
+                    entry, position = entry[written:], position + written
+                self._entries[digest] = start, len(state)
+                self._end = position
+
+
+class StateCache:
+    """Runs a frozen encoder from its kept states, where all texts of a batch have some.
+
+    States are kept in half precision, apart for each dtype of autocast. A text whose states are too
+    large for float16 is read each time.
+
+    Args:
+        model: A model whose only adapter is a ladder, to be trained in one process. Its encoder
+            reads token numbers, not embeddings.
+        folder: Folder of the files: one for each encoder.
+
+    Attributes:
+        bytes_per_token: What is kept for a token.
+        keeps_new: Whether the states of texts that are read from now on are kept. Default: True.
+
+    Raises:
+        AdapterError: The model has another adapter, or trains its tokens' embeddings.
+    """
+
+    def __init__(self, model: PeftModel, folder: str | os.PathLike[str]) -> None:
+        whole = cast(PreTrainedModel, model.get_base_model())
+        encoder = cast(PreTrainedModel, whole.base_model)
+        place = _find_ladder(model)
+        last = int(place.layer or 0)
+        # By the indices of layers: what tells a ladder the input of the layer.
+        self._readers = {
+            index: encoder.get_submodule(key) for index, key in place.rungs.items() if index < last
+        }
+        # The layers whose inputs are kept. The last one runs, and the embeddings give the first.
+        self._kept = [index for index in range(1, last + 1) if index in (*self._readers, last)]
+        self._signature = inspect.signature(encoder.forward)
+        weight = next(encoder.parameters())
+        dtype = weight.dtype if weight.dtype.itemsize == 2 else torch.float16
+        name = f"{_digest_of_encoder(encoder)}-{'_'.join(map(str, self._kept))}.states"
+        shape = len(self._kept), whole.config.hidden_size
+        self.file = StateFile(Path(folder) / name, shape, dtype)
+        self.bytes_per_token = self.file.bytes_per_token
+        self.keeps_new = True
+        # In a pass: the inputs of layers that stand for those below, or that are to be kept.
+        self._replayed: dict[int, torch.Tensor] | None = None
+        self._to_keep: dict[int, torch.Tensor] = {}
+        self._digests: list[bytes] = []
+        self._mask = torch.zeros(0)
+        # Of the tuple that a layer returns; 0 if it returns hidden states alone, and None until one
+        # has run.
+        self._parts_of_output: int | None = None
+        encoder.register_forward_pre_hook(self._begin, with_kwargs=True)
+        encoder.register_forward_hook(self._end)
+        for index in range(last):
+            layer: Any = encoder.get_submodule(f"{place.stack}.{index}")
+            layer.forward = partial(self._run_layer, index, layer.forward)
+
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find out which texts the encoder is called with, and whether their states are kept."""
+        inputs = self._signature.bind(*args, **kwargs).arguments
+        ids: torch.Tensor = inputs["input_ids"].cpu()
+        mask: torch.Tensor | None = inputs.get("attention_mask")
+        self._mask = torch.ones_like(ids).bool() if mask is None else mask.cpu().bool()
+        # Beside a token, its hidden states depend on its position and type.
+        facts = [torch.arange(ids.shape[1]).expand_as(ids)]
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and name != "attention_mask":
+                facts.append(value.cpu().expand_as(ids))
+        tokens = torch.stack(facts, -1)
+        precision = _autocast_of(inputs["input_ids"].device)
+        self._digests = []
+        for row, row_mask in zip(tokens, self._mask, strict=True):
+            content = row[row_mask].numpy().tobytes()
+            digest = hashlib.blake2b(content, digest_size=_DIGEST, person=precision)
+            self._digests.append(digest.digest())
+        self._to_keep.clear()
+        self._replayed = None
+        is_known = all(digest in self.file for digest in self._digests)
+        if is_known and self._parts_of_output is not None:
+            self._replayed = self._read(inputs["input_ids"].device)
+
+    def _read(self, device: torch.device) -> dict[int, torch.Tensor]:
+        """Return the kept inputs of the layers, `(rows, tokens, d)` each."""
+        states = torch.zeros(*self._mask.shape, *self.file.shape, dtype=self.file.dtype)
+        for row, row_mask, digest in zip(states, self._mask, self._digests, strict=True):
+            row[row_mask] = self.file.read(digest)
+        by_layer = states.to(device).movedim(2, 0).contiguous()
+        return dict(zip(self._kept, by_layer, strict=True))
+
+    def _run_layer(
+        self, index: int, forward: Callable[..., Any], hidden: torch.Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        """Run a layer, or return what it returned before."""
+        if self._replayed is None:
+            output = forward(hidden, *args, **kw)
+            self._parts_of_output = len(output) if isinstance(output, tuple) else 0
+            self._to_keep[index + 1] = output[0] if self._parts_of_output else output
+            return output
+        if index in self._readers:
+            reader: Any = self._readers[index]
+            reader.tell_residual_users((hidden,), {})
+        # Where nothing reads the next layer's input, this one's stands for it.
+        state = self._replayed.get(index + 1, hidden).to(hidden.dtype)
+        if not self._parts_of_output:
+            return state
+        return (state, *[None] * (self._parts_of_output - 1))
+
+    def _end(self, *_: Any) -> None:
+        """Keep the states of the texts that are new."""
+        if self._replayed is not None or not self.keeps_new:
+            return
+        kept = [self._to_keep[index].detach() for index in self._kept]
+        states = torch.stack(kept, 2).to(self.file.dtype).cpu()
+        new: dict[bytes, torch.Tensor] = {}
+        for digest, row, row_mask in zip(self._digests, states, self._mask, strict=True):
+            if digest in self.file:
+                continue
+            state = row[row_mask]
+            if state.isfinite().all():
+                new[digest] = state
+            else:
+                warnings.warn(
+                    f"Hidden states that are too large for {self.file.dtype} are not kept: the "
+                    "encoder reads their texts each time. It keeps them if it is in bfloat16.",
+                    stacklevel=2,
+                )
+        self.file.add(new)
+        self._to_keep.clear()
+
+
+def _autocast_of(device: torch.device) -> bytes:
+    """Return what tells passes in one precision from those in another; empty without autocast."""
+    if not torch.is_autocast_enabled(device.type):
+        return b""
+    return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.").encode()
+
+
+def _find_ladder(model: PeftModel) -> Place:
+    """Return the place of a model's ladder, by names inside the encoder."""
+    tuner: Any = model.base_model
+    record = tuner.records[model.active_adapter]
+    places = [place for place in unfold_places(record.places or ()) if place.is_ladder]
+    embeddings = cast(PreTrainedModel, model.get_base_model()).get_input_embeddings()
+    trains_tokens = any(weight.requires_grad for weight in embeddings.parameters())
+    if len(model.peft_config) > 1 or not places or trains_tokens:
+        raise AdapterError(
+            "What the model trains below its end must be one ladder: other adapters and trained "
+            "tokens change the hidden states."
+        )
+    return places[0]
+
+
+def _digest_of_encoder(encoder: PreTrainedModel) -> str:
+    """Return a digest of the options and weights that are not trained."""
+    digest = hashlib.blake2b(digest_size=8)
+    options = encoder.config.to_dict()
+    for name in PreTrainedConfig().to_dict():  # labels, names and the like
+        options.pop(name, None)
+    digest.update(json.dumps(options, sort_keys=True, default=str).encode())
+    for name, weight in encoder.named_parameters():
+        if not weight.requires_grad:
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

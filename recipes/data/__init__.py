@@ -1,0 +1,1 @@
+"""The data: files, exports and data sets as splits of texts and labels."""

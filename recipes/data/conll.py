@@ -1,0 +1,215 @@
+"""Files with a word per line and its tags in columns, in the dialects in which people have them.
+
+CoNLL-2003 has the word first and the tag last, CoNLL-U and GermEval have an index before the word,
+others have the tag first. Which columns are read is said in the log; what is unclear is asked for.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset
+
+from data.tag_dialects import is_entity_tag, kinds_of
+from houlsby_peft.tables import read_text
+from run.edge import RecipeError, log
+from run.run import WHERE
+
+
+# The columns of CoNLL-U, from 1 on: the word, and its part of speech.
+_CONLLU_FIELDS, _CONLLU_WORD, _CONLLU_TAG = 10, 2, 4
+# Ranges of words that are one, and words that are not written, in CoNLL-U.
+_NO_WORD = re.compile(r"\d+[-.]\d+")
+_FEWEST_WORDS = 10  # by which columns are told apart
+
+
+@dataclass
+class _Sentence:
+    """The fields of each word, and the line of the first one."""
+
+    line: int
+    words: list[list[str]]
+
+
+def read_conll(
+    path: Path,
+    encoding: str | None = None,
+    word_column: int | None = None,
+    tag_column: int | None = None,
+) -> Dataset:
+    """Read sentences as lists of words and of tags; columns are counted from 1 on.
+
+    An empty line ends a sentence. Marks between documents and comments are left out.
+    """
+    text = read_text(path, encoding)
+    separator = _find_separator(text)
+    width = _find_width(text, separator)
+    sentences = []
+    for sentence in _read_sentences(path, text, separator, width):
+        sentences.append(sentence)
+    if not sentences:
+        return Dataset.from_dict({"tokens": [], "tags": [], WHERE: []})
+    columns = _find_columns(path, sentences, width, word_column, tag_column)
+    rows = []
+    for sentence in sentences:
+        words = [fields for fields in sentence.words if not columns.is_left_out(fields)]
+        tokens = [fields[columns.word] for fields in words]
+        tags = [fields[columns.tag] for fields in words]
+        rows.append({"tokens": tokens, "tags": tags, WHERE: f"line {sentence.line}"})
+    return Dataset.from_list(rows)
+
+
+def _find_separator(text: str) -> str | None:
+    """Return the tab if it divides most lines, as a word may then hold blanks; else None."""
+    lines = [line for line in text.splitlines()[:1000] if line.strip()]
+    with_tab = sum("\t" in line for line in lines)
+    return "\t" if with_tab > len(lines) / 2 else None
+
+
+def _find_width(text: str, separator: str | None) -> int:
+    """Return the number of fields of most lines."""
+    widths: Counter[int] = Counter()
+    for line in text.splitlines():
+        if line.strip():
+            widths[len(line.split(separator))] += 1
+    return widths.most_common(1)[0][0] if widths else 0
+
+
+def _read_sentences(
+    path: Path, text: str, separator: str | None, width: int
+) -> Iterator[_Sentence]:
+    sentence = None
+    # A line may hold the other characters that Python takes for the end of a line.
+    for number, line in enumerate(text.split("\n"), start=1):
+        fields = [field.strip() for field in line.strip("\r\n").split(separator)]
+        is_end = not line.strip() or fields[0] == "-DOCSTART-"
+        if is_end or (sentence is None and _is_comment(line, len(fields), width)):
+            if sentence is not None:
+                yield sentence
+            sentence = None
+            continue
+        if len(fields) < 2:
+            raise RecipeError(
+                f"{path}: line {number} must have a word and a tag, got {line.strip()[:50]!r}."
+            )
+        if len(fields) < width:
+            raise RecipeError(
+                f"{path}: line {number} must have {width} columns like the others, got "
+                f"{line.strip()[:50]!r}."
+            )
+        if sentence is None:
+            sentence = _Sentence(number, [])
+        sentence.words.append(fields)
+    if sentence is not None:
+        yield sentence
+
+
+def _is_comment(line: str, fields: int, width: int) -> bool:
+    """Return whether a line before a sentence is a comment, as `# id = 3` or GermEval's source."""
+    return line.startswith("#") and (fields != width or "=" in line or "://" in line)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of the words and of their tags, from 0 on, and whether an index is before."""
+
+    word: int
+    tag: int
+    has_index: bool
+
+    def is_left_out(self, fields: Sequence[str]) -> bool:
+        """Return whether a line is a range of words, or a word that is not written."""
+        return self.has_index and bool(_NO_WORD.fullmatch(fields[0]))
+
+
+def _find_columns(
+    path: Path,
+    sentences: Sequence[_Sentence],
+    width: int,
+    word_column: int | None,
+    tag_column: int | None,
+) -> _Columns:
+    """Return the columns that the user has named, and those that the file tells; log them."""
+    _check_column("word", word_column, path, width)
+    _check_column("tag", tag_column, path, width)
+    has_index = width > 2 and _counts_up(sentences)
+    if has_index:
+        word, tag = _columns_behind_index(sentences, width)
+    elif width == 2 and word_column is None and tag_column is None:
+        word, tag = _order(path, sentences)
+    else:
+        word, tag = 1, width
+    word, tag = word_column or word, tag_column or tag
+    if word == tag:
+        raise RecipeError(f"{path}: --word_column and --tag_column must differ.")
+    if width > 2 or word > 1:
+        log(
+            f"{path}: words from column {word} of {width}, tags from column {tag}; to choose "
+            "others, give --word_column and --tag_column"
+        )
+    return _Columns(word - 1, tag - 1, has_index)
+
+
+def _check_column(name: str, column: int | None, path: Path, width: int) -> None:
+    if column is not None and not 1 <= column <= width:
+        raise RecipeError(
+            f"--{name}_column must be from 1 to {width}, the columns of {path}; got {column}."
+        )
+
+
+def _columns_behind_index(sentences: Sequence[_Sentence], width: int) -> tuple[int, int]:
+    """Return the columns of the word and of the tag where the first one numbers the words."""
+    if width == _CONLLU_FIELDS:
+        return _CONLLU_WORD, _CONLLU_TAG
+    if width > 3 and _repeats_kinds(sentences, width):
+        return 2, width - 1
+    return 2, width
+
+
+def _counts_up(sentences: Sequence[_Sentence]) -> bool:
+    """Return whether the first column numbers the words of each sentence."""
+    for sentence in sentences:
+        numbers = [fields[0] for fields in sentence.words if not _NO_WORD.fullmatch(fields[0])]
+        first = int(numbers[0]) if numbers and numbers[0].isdecimal() else -1
+        if first not in (0, 1):
+            return False
+        if numbers != [str(number) for number in range(first, first + len(numbers))]:
+            return False
+    return True
+
+
+def _repeats_kinds(sentences: Sequence[_Sentence], width: int) -> bool:
+    """Return whether the last column has entities inside those of the one before, as in GermEval.
+
+    The inner ones are fewer, and of the same kinds.
+    """
+    outer = _values(sentences, width - 2)
+    inner = _values(sentences, width - 1)
+    are_entities = all(map(is_entity_tag, (*outer, *inner)))
+    return are_entities and kinds_of(inner) <= kinds_of(outer) and outer["O"] <= inner["O"]
+
+
+def _order(path: Path, sentences: Sequence[_Sentence]) -> tuple[int, int]:
+    """Return the columns of the word and of the tag in a file with two of them.
+
+    There are fewer different tags than words.
+    """
+    first, second = _values(sentences, 0), _values(sentences, 1)
+    if first.total() < _FEWEST_WORDS or len(second) <= len(first):
+        return 1, 2
+    if all(map(is_entity_tag, first)):
+        return 2, 1
+    raise RecipeError(
+        f"{path} has {len(first)} different values in its first column and {len(second)} in its "
+        "second one, but a file has more words than tags. Say which is which: --word_column 2 "
+        "--tag_column 1, or the reverse."
+    )
+
+
+def _values(sentences: Iterable[_Sentence], column: int) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for sentence in sentences:
+        counts.update(fields[column] for fields in sentence.words)
+    return counts

@@ -1,0 +1,197 @@
+"""Words and their tags from a data set: lists of words, lists as text, texts with marked spans."""
+
+import re
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from datasets import Dataset, List, Value
+
+from data.data import check_columns, columns_of, find_column, keep_rows, locate, rows_of
+from data.label_forms import read_list
+from data.label_reading import declared_classes, read_labels
+from data.tag_dialects import as_iob2, is_iob
+from houlsby_peft.tables import match_column
+from run.edge import RecipeError, log
+from run.run import WHERE
+
+
+WORD_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("tags", "ner_tags", "pos_tags", "upos", "labels")
+_SPANS = "spans"
+# Usual names, in lower case, of the columns of a table with a word per row.
+_COLUMNS_OF_WORDS = (
+    ("sentence #", "sentence_id", "sentence id", "sent_id", "sentence"),
+    ("word", "token"),
+    ("tag", "ner", "ner_tag", "label"),
+)
+_WORD = re.compile(r"\w+|[^\w\s]")
+_LISTS = {name: List(Value("string")) for name in ("words", "tags")}
+
+
+def read_words(
+    splits: Mapping[str, Dataset],
+    word_column: str | None = None,
+    tag_column: str | None = None,
+    tag_names: Sequence[str] | None = None,
+) -> tuple[dict[str, Dataset], tuple[str, ...]]:
+    """Return the splits with the `words` of each sentence and their `tags`, which are names.
+
+    Return also the names of all tags, if the data set declares them. Tags that mark entities are
+    in IOB2.
+
+    Args:
+        splits: The splits.
+        word_column: The column of the words. None: it has a usual name.
+        tag_column: The column of the tags. None: it has a usual name.
+        tag_names: The names of tags that are numbers.
+    """
+    splits = {name: _gather_words(split) for name, split in splits.items()}
+    train = splits["train"]
+    if _SPANS in columns_of(train):
+        return {name: _read_spans(split, name) for name, split in splits.items()}, ()
+    columns = (
+        find_column(train, word_column, WORD_COLUMNS, "--word_column"),
+        find_column(train, tag_column, TAG_COLUMNS, "--tag_column"),
+    )
+    declared = declared_classes(train, columns[1])
+    words = {}
+    for name, split in splits.items():
+        words[name] = _read_lists(split, name, columns, tag_names)
+    if not declared and not tag_names:
+        _note_numbers(words["train"])
+    return words, declared if is_iob(declared) else ()
+
+
+def _gather_words(data: Dataset) -> Dataset:
+    """Return the sentences of a table with a word per row; other data as they are.
+
+    A row without the number or name of its sentence belongs to the sentence before.
+    """
+    columns = columns_of(data)
+    names = []
+    for usual_names in _COLUMNS_OF_WORDS:
+        matches = [match_column(columns, name) for name in usual_names]
+        names += list(filter(None, matches))[:1]
+    if len(names) < len(_COLUMNS_OF_WORDS):
+        return data
+    rows: list[dict[str, Any]] = []
+    last_sentence = None
+    for number, (sentence, word, tag) in enumerate(rows_of(data, names)):
+        if not rows or sentence not in (None, "", last_sentence):
+            rows.append({"tokens": [], "tags": [], WHERE: locate(data, number)})
+            last_sentence = sentence
+        rows[-1]["tokens"].append(str(word))
+        rows[-1]["tags"].append(str(tag))
+    log(f"{len(rows):,} sentences, by the column {names[0]!r}")
+    return Dataset.from_list(rows)
+
+
+def _note_numbers(train: Dataset) -> None:
+    for tags in train["tags"]:
+        if not all(map(str.isdecimal, tags)):
+            return
+    log("note: the tags are numbers; give their names with --tag_names")
+
+
+def _read_lists(
+    data: Dataset, name: str, columns: tuple[str, str], tag_names: Sequence[str] | None
+) -> Dataset:
+    """Return the lists of words and of tags of the split `name`."""
+    check_columns(data, name, (), columns)
+    data = _with_lists(data, columns)
+    words = data[columns[0]]
+    tags = read_labels(data, [columns[1]], name)
+    for row, (words_of_row, tags_of_row) in enumerate(zip(words, tags, strict=True)):
+        if not _is_tagged(words_of_row, tags_of_row):
+            raise RecipeError(
+                f"{name}: each row must have a list of words and one of as many tags; "
+                f"{locate(data, row)} has {str(words_of_row)[:100]} and {str(tags_of_row)[:100]}. "
+                "Correct it, or leave the row out."
+            )
+    named = [_name_tags(tags_of_row, tag_names) for tags_of_row in tags]
+    return _make_data(data, list(words), as_iob2(named, name))
+
+
+def _with_lists(data: Dataset, columns: Sequence[str]) -> Dataset:
+    """Return the data with lists in these columns, which a .csv file has as text."""
+    for column in columns:
+        if data.features[column] == Value("string"):
+            lists = []
+            for value in data[column]:
+                items = read_list(value)
+                lists.append(value.split() if items is None else list(map(str, items)))
+            data = data.remove_columns(column).add_column(
+                column, lists, feature=List(Value("string"))
+            )
+    return data
+
+
+def _is_tagged(words: Any, tags: Any) -> bool:
+    """Return whether these are a list of words and as many tags."""
+    if not isinstance(words, list) or not isinstance(tags, tuple):
+        return False
+    return len(words) == len(tags) and all(isinstance(word, str) for word in words)
+
+
+def _name_tags(tags: Sequence[str], names: Sequence[str] | None) -> list[str]:
+    """Return tags by their names, if they are numbers."""
+    if not names:
+        return list(tags)
+    named = []
+    for tag in tags:
+        if tag.isdecimal() and int(tag) >= len(names):
+            raise RecipeError(
+                f"--tag_names must name all tags; got {len(names)} names, and a tag {tag}."
+            )
+        named.append(names[int(tag)] if tag.isdecimal() else tag)
+    return named
+
+
+def _make_data(data: Dataset, words: list[list[str]], tags: list[list[str]]) -> Dataset:
+    read = Dataset.from_dict({"words": words, "tags": tags}).cast_column("words", _LISTS["words"])
+    read = read.cast_column("tags", _LISTS["tags"])
+    if WHERE in data.column_names:
+        read = read.add_column(WHERE, list(data[WHERE]))
+    return read
+
+
+def _read_spans(data: Dataset, name: str) -> Dataset:
+    """Return the words of texts, of which marked spans are entities.
+
+    A span that ends within a word marks the whole word. Of spans that overlap, the first counts.
+    """
+    check_columns(data, name, (), ("text", _SPANS))
+    rows = [row for row, text in enumerate(data["text"]) if text and text.strip()]
+    data = keep_rows(data, rows, name, "without text")
+    words, tags, overlaps = [], [], 0
+    for text, spans in zip(data["text"], data[_SPANS], strict=True):
+        matches = list(_WORD.finditer(text))
+        tags_of_text, overlaps_of_text = _mark(matches, spans or [])
+        words.append([match[0] for match in matches])
+        tags.append(tags_of_text)
+        overlaps += overlaps_of_text
+    if overlaps:
+        log(f"{name}: {overlaps:,} spans overlap earlier ones and are left out")
+    return _make_data(data, words, tags)
+
+
+def _mark(
+    words: Sequence[re.Match[str]], spans: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], int]:
+    """Return the tags of the words of a text in IOB2, and how many spans overlap earlier ones."""
+    tags = ["O"] * len(words)
+    overlaps = 0
+    for span in sorted(spans, key=itemgetter("start")):
+        covered = []
+        for number, word in enumerate(words):
+            if word.start() < span["end"] and word.end() > span["start"]:
+                covered.append(number)
+        if {tags[number] for number in covered} - {"O"}:
+            overlaps += 1
+            continue
+        for number in covered:
+            tags[number] = f"I-{span['label']}"
+        for number in covered[:1]:
+            tags[number] = f"B-{span['label']}"
+    return tags, overlaps

@@ -1,0 +1,81 @@
+"""How long a run trains, and for how long its learning rate rises, where the command line leaves it
+open: counted in steps, as it is steps that an adapter needs.
+
+Ten epochs of a few hundred texts are a few dozen steps, after which an adapter has hardly begun to
+learn. Mosbach et al. 2021 (arXiv 2006.04884) trace runs that fail to too few steps and a warm-up
+that is too short.
+"""
+
+import copy
+import math
+
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from run.edge import log
+from run.training_arguments import RecipeTrainingArguments
+
+
+EPOCHS = 10
+FEWEST_STEPS = 1_000
+FEWEST_WARMUP_STEPS = 100
+WARMUP = 0.1  # of all steps
+MOST_EVALUATIONS = 20
+
+
+def settle_schedule(training: RecipeTrainingArguments, rows: int) -> RecipeTrainingArguments:
+    """Return a copy for this many rows of training data, with the epochs and the warm-up that the
+    command line does not name, and say so.
+
+    Args:
+        training: The arguments; `num_train_epochs` and `warmup_steps` may be None.
+        rows: Rows of training data; 0 if nothing is trained.
+    """
+    settled = copy.copy(training)
+    steps_per_epoch = _steps_per_epoch(training, rows)
+    steps = training.max_steps
+    epochs = training.num_train_epochs
+    if epochs is None:
+        epochs = max(EPOCHS, math.ceil(FEWEST_STEPS / steps_per_epoch))
+        settled.num_train_epochs = epochs
+        if steps <= 0:
+            _evaluate_less_often(settled, epochs, steps_per_epoch)
+    if steps <= 0:
+        steps = math.ceil(epochs * steps_per_epoch)
+    if training.warmup_steps is None:
+        settled.warmup_steps = warmup_of(steps)
+    if rows and settled != training and training.process_index == 0:
+        log(
+            f"{steps:,} steps, {steps / steps_per_epoch:g} epochs; the learning rate rises for "
+            f"{settled.get_warmup_steps(steps):,} steps (--num_train_epochs, --warmup_steps)"
+        )
+    return settled
+
+
+def _steps_per_epoch(training: RecipeTrainingArguments, rows: int) -> int:
+    rows_per_step: int = (
+        training.world_size
+        * training.per_device_train_batch_size
+        * training.gradient_accumulation_steps
+    )
+    return max(1, math.ceil(rows / rows_per_step))
+
+
+def warmup_of(steps: int) -> int:
+    """Return the steps of the warm-up: a tenth of all, at least 100, but at most half."""
+    return min(max(FEWEST_WARMUP_STEPS, math.ceil(WARMUP * steps)), math.ceil(steps / 2))
+
+
+def _evaluate_less_often(
+    training: RecipeTrainingArguments, epochs: int, steps_per_epoch: int
+) -> None:
+    """Evaluate and save after several epochs instead of each, so that the evaluations of a small
+    training set do not take longer than its training.
+    """
+    interval = math.ceil(epochs / MOST_EVALUATIONS)
+    if interval == 1:
+        return
+    steps = interval * steps_per_epoch
+    if training.eval_strategy == IntervalStrategy.EPOCH:
+        training.eval_strategy, training.eval_steps = IntervalStrategy.STEPS, steps
+    if training.save_strategy == SaveStrategy.EPOCH:
+        training.save_strategy, training.save_steps = SaveStrategy.STEPS, steps

@@ -1,0 +1,1 @@
+"""What is trained: the tasks, their data and their scores."""

@@ -1,0 +1,341 @@
+"""Scores: how they are computed, class by class, and GLUE's columns and averages."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import softmax
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import (
+    accuracy_score,
+    classification_report,
+    confusion_matrix,
+    f1_score,
+    matthews_corrcoef,
+    precision_recall_fscore_support,
+    r2_score,
+)
+
+from run.edge import RecipeError
+
+
+MAX_LISTED = 40  # classes in a printed table
+_MAX_NAME = 30  # characters of a class in a printed table
+Score = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
+
+
+def _zero_if_constant(score: Score) -> Score:
+    """Return 0 where a correlation, which divides by both standard deviations, has no value."""
+
+    def checked(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+        if np.ptp(predictions) == 0 or np.ptp(references) == 0:
+            return 0.0
+        return score(references, predictions)
+
+    return checked
+
+
+def _f1(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+    return float(f1_score(references, predictions, zero_division=0.0))
+
+
+def _pearson(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+    return float(pearsonr(references, predictions)[0])
+
+
+def _spearman(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+    return float(spearmanr(references, predictions)[0])
+
+
+def _r2(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
+    return float(r2_score(references, predictions)) if len(references) > 1 else 0.0
+
+
+def _mean_absolute_error(
+    references: NDArray[np.float64], predictions: NDArray[np.float64]
+) -> float:
+    return float(np.abs(references - predictions).mean())
+
+
+def _root_mean_squared_error(
+    references: NDArray[np.float64], predictions: NDArray[np.float64]
+) -> float:
+    return float(np.sqrt(np.square(references - predictions).mean()))
+
+
+SCORES: dict[str, Score] = {
+    "accuracy": accuracy_score,
+    "f1": _f1,
+    "matthews_correlation": _zero_if_constant(matthews_corrcoef),
+    "pearson": _zero_if_constant(_pearson),
+    "r2": _r2,
+    "spearmanr": _zero_if_constant(_spearman),
+    "mean_absolute_error": _mean_absolute_error,
+    "root_mean_squared_error": _root_mean_squared_error,
+}
+
+
+# The scores that GLUE's server averages for each task, by the recipe's names; the papers' score
+# first.
+GLUE_TASKS = {
+    "cola": ("matthews_correlation",),
+    "sst2": ("accuracy",),
+    "mrpc": ("f1", "accuracy"),
+    "stsb": ("spearmanr", "pearson"),
+    "qqp": ("f1", "accuracy"),
+    "mnli": ("matched_accuracy", "mismatched_accuracy"),
+    "qnli": ("accuracy",),
+    "rte": ("accuracy",),
+    "wnli": ("accuracy",),
+}
+# The papers' nine columns.
+COLUMNS = {
+    "CoLA": ("cola", "matthews_correlation"),
+    "SST-2": ("sst2", "accuracy"),
+    "MRPC": ("mrpc", "f1"),
+    "STS-B": ("stsb", "spearmanr"),
+    "QQP": ("qqp", "f1"),
+    "MNLI-m": ("mnli", "matched_accuracy"),
+    "MNLI-mm": ("mnli", "mismatched_accuracy"),
+    "QNLI": ("qnli", "accuracy"),
+    "RTE": ("rte", "accuracy"),
+}
+WNLI = {"WNLI": ("wnli", "accuracy")}
+_NAMES = {
+    **{task: column for column, (task, _) in (COLUMNS | WNLI).items() if task != "mnli"},
+    "mnli": "MNLI",
+    "squad": "SQuAD",
+    "minimal_pairs": "generated sentences",
+    "matthews_correlation": "Matthews correlation",
+    "f1": "F1",
+    "exact_match": "exact match",
+    "spearmanr": "Spearman correlation",
+    "pearson": "Pearson correlation",
+    "matched_accuracy": "accuracy (matched)",
+    "mismatched_accuracy": "accuracy (mismatched)",
+    "loss": "loss",
+    "r2": "R²",
+}
+
+ByTask = Mapping[str, Mapping[str, float]]  # such as {"mrpc": {"f1": 89.5, "accuracy": 85.3}}
+
+
+def proper_name(name: str) -> str:
+    """Return the name of a task or a score as it is printed: "CoLA" for "cola", "F1" for "f1"."""
+    return _NAMES.get(name, name.replace("crowdflower", "CF").replace("_", " "))
+
+
+def mean_of_nine(scores: ByTask) -> float | None:
+    """Return the mean of the papers' nine columns, with both of MNLI and without WNLI; None if one
+    is missing.
+    """
+    values = []
+    for task, name in COLUMNS.values():
+        value = scores.get(task, {}).get(name)
+        if value is None:
+            return None
+        values.append(value)
+    return mean(values)
+
+
+def server_average(scores: ByTask) -> float | None:
+    """Return the average of GLUE's server: the mean over nine tasks, with WNLI, of the mean of each
+    task's scores; None if one is missing.
+    """
+    means = []
+    for task, names in GLUE_TASKS.items():
+        of_task = scores.get(task, {})
+        if not of_task.keys() >= set(names):
+            return None
+        means.append(mean(of_task[name] for name in names))
+    return mean(means)
+
+
+def format_scores(scores: Mapping[str, float]) -> str:
+    """Return rounded scores as text: "f1 0.812, accuracy 0.684"."""
+    return ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
+
+
+def defused(value: Any) -> Any:
+    """Return a cell that a spreadsheet does not compute: one that begins as a formula gets an
+    apostrophe before it.
+    """
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value
+
+
+def check_finite(outputs: NDArray[np.float32]) -> None:
+    """Raise RecipeError if a model's outputs are not all finite."""
+    if not np.isfinite(outputs).all():
+        raise RecipeError(
+            "The model's outputs are not finite: the training has diverged. Lower --learning_rate."
+        )
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """What a model has predicted for examples of known classes, as class numbers, or a 0 or 1 for
+    each class.
+
+    The first `scored` classes have scores; others are in the confusion matrix only. `confidence` is
+    the probability of each predicted class, if each example has one class.
+    """
+
+    expected: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    names: tuple[str, ...]
+    scored: int
+    confidence: NDArray[np.float64] | None = None
+
+    @property
+    def present(self) -> list[int]:
+        """The scored classes that occur among the labels or the predictions, as in macro-F1."""
+        if self.expected.ndim == 2:
+            return list(np.flatnonzero((self.expected + self.predicted).any(axis=0)).tolist())
+        numbers = np.union1d(self.expected, self.predicted)
+        return list(numbers[numbers < self.scored].tolist())
+
+    def by_class(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, F1 and support of each present class; without any, an empty
+        dict.
+        """
+        if not self.present:
+            return {}
+        columns = precision_recall_fscore_support(
+            self.expected, self.predicted, labels=self.present, zero_division=0.0
+        )
+        by_class = {}
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for number, (precision, recall, f1, support) in zip(self.present, rows, strict=True):
+            by_class[self.names[number]] = {
+                "precision": precision,
+                "recall": recall,
+                "f1": f1,
+                "support": support,
+            }
+        return by_class
+
+    def table(self) -> str:
+        """Return scikit-learn's report of the present classes: of those with the lowest F1, if they
+        are many.
+        """
+        if not self.present:
+            return "none occurs among the labels or the predictions"
+        names = [_shorten(self.names[number]) for number in self.present]
+        report = classification_report(
+            self.expected,
+            self.predicted,
+            labels=self.present,
+            target_names=names,
+            digits=3,
+            zero_division=0.0,
+        )
+        header, _, *lines = report.rstrip().splitlines()
+        classes = lines[: len(names)]
+        averages = [line for line in lines[len(names) :] if line]
+        left_out = len(classes) - MAX_LISTED
+        if left_out > 0:
+            f1 = [scores["f1"] for scores in self.by_class().values()]
+            lowest = sorted(np.argsort(f1, kind="stable")[:MAX_LISTED])
+            classes = [classes[number] for number in lowest]
+            classes.append(f"... and {left_out} classes with a higher F1, which results.json lists")
+        return "\n".join([header, *classes, "", *averages])
+
+    def confusion(self) -> tuple[NDArray[np.int64], list[str]] | None:
+        """Return the counts of predictions (columns) by label (rows) of all classes that occur, and
+        their names; None if examples have several labels, or no class occurs.
+        """
+        if self.expected.ndim == 2 or not self.present:
+            return None
+        numbers = np.union1d(self.expected, self.predicted)
+        matrix = confusion_matrix(self.expected, self.predicted, labels=numbers)
+        return matrix, [self.names[number] for number in numbers]
+
+    def mistakes(self, at_most: int) -> pd.DataFrame:
+        """Return the wrong predictions of which the model was most confident: row, label,
+        prediction, confidence.
+        """
+        assert self.confidence is not None
+        wrong = np.flatnonzero(self.expected != self.predicted)
+        rows = wrong[np.argsort(-self.confidence[wrong], kind="stable")][:at_most]
+        names = np.array(self.names, dtype=object)
+        columns = {"label": names[self.expected[rows]], "predicted": names[self.predicted[rows]]}
+        return pd.DataFrame({"row": rows, **columns, "confidence": self.confidence[rows].round(4)})
+
+    def reliability(self, bins: int = 10) -> tuple[pd.DataFrame, float]:
+        """Return the share of right predictions by confidence, and the expected calibration error.
+
+        That is the mean of the distance between confidence and this share over bins of equal width,
+        weighted by their examples (Guo et al. 2017, equation 3).
+        """
+        assert self.confidence is not None
+        is_right = self.expected == self.predicted
+        table = pd.DataFrame({"confidence": self.confidence, "right": is_right, "examples": 1})
+        number = np.minimum((self.confidence * bins).astype(int), bins - 1)
+        of_bins = table.groupby(number).agg(
+            {"confidence": "mean", "right": "mean", "examples": "sum"}
+        )
+        distances = (of_bins["confidence"] - of_bins["right"]).abs()
+        error = (of_bins["examples"] * distances).sum() / max(len(table), 1)
+        return of_bins, float(error)
+
+
+@dataclass(frozen=True)
+class ValueScores:
+    """What a model has predicted for examples with a score."""
+
+    expected: NDArray[np.floating[Any]]
+    predicted: NDArray[np.floating[Any]]
+
+    def by_class(self) -> None:
+        """A score has no classes."""
+
+
+def score_classes(
+    outputs: NDArray[np.float32], labels: NDArray[Any], names: Sequence[str]
+) -> ClassScores:
+    """Return what a classifier has predicted, from its logits, (examples, classes)."""
+    several = np.ndim(labels) == 2
+    predicted = outputs > 0 if several else outputs.argmax(-1)
+    confidence = None if several else softmax(outputs.astype(np.float64), axis=-1).max(-1)
+    return ClassScores(
+        labels.astype(np.int64), predicted.astype(np.int64), tuple(names), len(names), confidence
+    )
+
+
+def _shorten(name: str) -> str:
+    name = " ".join(name.split())
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 11]}...{name[-8:]}"
+
+
+def find_majority(data: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the most frequent class of some examples with its share, which always predicting it
+    has as accuracy; None without single classes.
+    """
+    if data is None or len(names) < 2 or "label" not in data.column_names:
+        return None
+    if getattr(data.features["label"], "dtype", None) != "int64":
+        return None
+    counts = Counter(data["label"][:])
+    if min(counts) < 0:
+        return None
+    number, count = counts.most_common(1)[0]
+    return {"class": names[number], "share": count / len(data)}
+
+
+def describe_majority(dataset: Mapping[str, Any]) -> str | None:
+    """Return what always predicting the most frequent class scores, for the log."""
+    majority = dataset.get("majority")
+    if majority is None:
+        return None
+    rows = dataset["rows"]["validation"]
+    return (
+        f"Always {majority['class']!r} has the accuracy {majority['share']:.4f} on these {rows:,} "
+        "examples."
+    )

@@ -1,0 +1,459 @@
+"""The gate: what people save and move around is opened; what is damaged or means harm is refused,
+and never run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import shutil
+import struct
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+from peft import get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+import houlsby_peft
+from houlsby_peft import AdapterError, HubError
+from houlsby_peft.saved.adapter import SavedAdapter
+from hub_models import LABELS, TEXTS, make_adapter
+from mutated_adapters import mutate
+from tiny_models import perturb
+
+
+# Five rules, each of which makes a hundred letters of one.
+GROWING = {
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}] * 5,
+    }
+}
+CONFIG, WEIGHTS, TOKENIZER = "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"
+WORDS = [text for text, _ in TEXTS[:4]]
+
+
+@pytest.fixture(scope="module")
+def good(base, tmp_path_factory):
+    """An adapter with a tokenizer of its own."""
+    folder = make_adapter(tmp_path_factory.mktemp("good"), base, str(base))
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(good, tmp_path):
+    return shutil.copytree(good, tmp_path / "adapter")
+
+
+def answers(folder, **options):
+    return houlsby_peft.load(folder, **options).predict(WORDS)
+
+
+def test_a_head_of_5000_classes_with_long_names_loads(base, tmp_path):
+    names = {number: f"{number} {'类别名称' * 40}" for number in range(5000)}
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=5000)
+    config = houlsby_peft.HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=names)
+    get_peft_model(model, config).save_pretrained(tmp_path)
+    assert (tmp_path / CONFIG).stat().st_size > 1_000_000
+    assert houlsby_peft.load(tmp_path, base_model=str(base)).labels == tuple(names.values())
+
+
+def test_only_a_hub_cache_is_one(good, tmp_path):
+    folder = shutil.copytree(good, tmp_path / "snapshots" / "last")
+    assert answers(folder) == answers(good)
+    assert SavedAdapter.open(folder).commit is None
+    assert (
+        SavedAdapter.open(
+            shutil.copytree(good, tmp_path / "models--org--x" / "snapshots" / "abc")
+        ).commit
+        == "abc"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": r".*\.layer\..*\.(attention|output)\..*dropout.*.*"},
+        {"exclude_modules": r"((a|b|.)+)+x"},
+        {"rank_pattern": {r".*\..*\..*\..*\.nowhere": 8}},
+    ],
+    ids=str,
+)
+def test_patterns_of_a_saved_adapter_are_never_matched(fields, adapter, good):
+    """Some patterns take a time that is exponential in the length of a name; the places are
+    recorded.
+    """
+    path = adapter / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    start = time.process_time()
+    assert answers(adapter) == answers(good)
+    assert time.process_time() - start < 20
+
+
+def test_a_base_model_may_be_pickled_and_is_read_as_weights_only(adapter, base, good, tmp_path):
+    shutil.copytree(base, tmp_path / "base")
+    torch.save(load_file(base / "model.safetensors"), tmp_path / "base" / "pytorch_model.bin")
+    (tmp_path / "base" / "model.safetensors").unlink()
+    assert answers(adapter, base_model=str(tmp_path / "base")) == answers(good)
+    pickled = tmp_path / "base" / "pytorch_model.bin"
+    pickled.write_bytes(pickle.dumps(_Trap(tmp_path / "trap"), protocol=2))
+    with pytest.raises(AdapterError, match="converted with safetensors") as error:
+        houlsby_peft.load(adapter, base_model=str(tmp_path / "base"))
+    assert "weights_only" not in str(error.value)
+    assert not (tmp_path / "trap").exists()
+
+
+def test_an_adapter_with_added_tokens_gets_a_base_model_of_their_number(base, good, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    model.resize_token_embeddings(207)
+    config = houlsby_peft.HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)))
+    adapted = get_peft_model(model, config).eval()
+    adapted.save_pretrained(tmp_path, save_embedding_layers=True)
+    tokens = torch.tensor([[2, 206, 205, 3]])
+    loaded = houlsby_peft.load(tmp_path)
+    assert torch.equal(loaded.model(tokens).logits, adapted(tokens).logits)
+    for options in (
+        {"beside": houlsby_peft.load(good)},
+        {"base_model": AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)},
+    ):
+        with pytest.raises(AdapterError, match=r"resize_token_embeddings\(207\)"):
+            houlsby_peft.load(tmp_path, **options)
+
+
+def test_added_tokens_that_are_trained(base, good, tmp_path):
+    """As PEFT advises: the embeddings are resized, and the new rows are trained."""
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    model.resize_token_embeddings(203)
+    config = houlsby_peft.HoulsbyConfig(
+        task_type="SEQ_CLS",
+        r=4,
+        id2label=dict(enumerate(LABELS)),
+        trainable_token_indices=[200, 201, 202],
+    )
+    adapted = get_peft_model(model, config).eval()
+    perturb(adapted)
+    with pytest.warns(UserWarning, match="embedding layer has been resized"):
+        adapted.save_pretrained(tmp_path)
+    tokens = torch.tensor([[2, 202, 201, 200, 7, 3]])
+    expected = adapted(tokens).logits
+    for options in ({}, {"adapter_name": "other"}, {"dtype": torch.float64}):
+        loaded = houlsby_peft.load(tmp_path, **options)
+        torch.testing.assert_close(loaded.model(tokens).logits.float(), expected)
+    with pytest.raises(AdapterError, match=r"resize_token_embeddings\(203\)"):
+        houlsby_peft.load(tmp_path, beside=houlsby_peft.load(good))
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ("pooler.", "bert.pooler.dense.bias, bert.pooler.dense.weight"),
+        ("encoder.layer.1.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"),
+        ("embeddings.position_embeddings", "bert.embeddings.position_embeddings.weight"),
+    ],
+)
+def test_a_base_model_that_lacks_weights_is_refused(part, named, good, base, tmp_path):
+    folder = shutil.copytree(base, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    whole = {key: weight for key, weight in weights.items() if part not in key}
+    assert 0 < len(whole) < len(weights)
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(AdapterError, match=f"lacks {named}, which .* needs and does not bring"):
+        houlsby_peft.load(good, base_model=str(folder))
+
+
+def test_weights_that_the_adapter_brings_or_does_not_use_may_be_lacking(base, tmp_path, caplog):
+    """A new pooler is trained and saved; a vector is the mean of the hidden states."""
+    folder = shutil.copytree(base, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    whole = {key: weight for key, weight in weights.items() if "pooler" not in key}
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    adapter = make_adapter(tmp_path / "adapter", folder, str(folder))
+    assert answers(adapter) == answers(adapter)
+    vectors = get_peft_model(AutoModel.from_pretrained(folder), houlsby_peft.HoulsbyConfig(r=4))
+    perturb(vectors)
+    vectors.save_pretrained(tmp_path / "vectors")
+    caplog.clear()
+    config = json.loads((tmp_path / "vectors" / CONFIG).read_text())
+    config["recorded"]["heads"] = []
+    (tmp_path / "vectors" / CONFIG).write_text(json.dumps(config))
+    saved = load_file(tmp_path / "vectors" / WEIGHTS)
+    kept = {key: weight for key, weight in saved.items() if "pooler" not in key}
+    save_file(kept, tmp_path / "vectors" / WEIGHTS, metadata={"format": "pt"})
+    assert answers(tmp_path / "vectors") == answers(tmp_path / "vectors")
+    named = [line for line in caplog.messages if "lacks pooler.dense.bias" in line]
+    assert len(named) == 1
+
+
+def test_a_base_model_in_the_home_folder_or_compiled(good, base, tmp_path, monkeypatch):
+    shutil.copytree(base, tmp_path / "base")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    compiled = torch.compile(
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), backend="eager"
+    )
+    for given in ("~/base", compiled):
+        assert answers(good, base_model=given) == answers(good)
+
+
+def state(model):
+    """All that loading may change in a model."""
+    return {
+        "modules": [(name, type(module)) for name, module in model.named_modules()],
+        "modes": [module.training for module in model.modules()],
+        "trained": [(name, weight.requires_grad) for name, weight in model.named_parameters()],
+        "weights": {name: weight.tolist() for name, weight in model.state_dict().items()},
+        "configuration": model.config.to_dict(),
+        "adapters": sorted(getattr(model, "peft_config", {})),
+        "active": getattr(model, "active_adapters", None) if hasattr(model, "base_model") else None,
+    }
+
+
+def tensors(change):
+    """Change the tensors of the file."""
+
+    def apply(folder):
+        weights = load_file(folder / WEIGHTS)
+        save_file(change(weights), folder / WEIGHTS, metadata={"format": "pt"})
+
+    return apply
+
+
+def fields(**changes):
+    """Change the configuration."""
+
+    def apply(folder):
+        path = folder / CONFIG
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return apply
+
+
+UNLOADABLE = {
+    "tokens that the file lacks": (False, fields(trainable_token_indices=[1])),
+    "no weights": (False, lambda folder: (folder / WEIGHTS).unlink()),
+    "a token that there is not": (True, fields(trainable_token_indices=[7, 9999])),
+    "a token below all": (True, fields(trainable_token_indices=[7, -900])),
+    "more tokens than saved": (True, fields(trainable_token_indices=[7, 9, 11])),
+    "embeddings that there are not": (True, fields(trainable_token_indices={"nowhere": [7, 9]})),
+    "weights of another size": (
+        True,
+        tensors(lambda weights: {key: torch.cat([w, w]) for key, w in weights.items()}),
+    ),
+    "a weight less": (True, tensors(lambda weights: dict(list(weights.items())[:-1]))),
+}
+
+
+@pytest.mark.parametrize("case", UNLOADABLE)
+def test_what_cannot_be_loaded_leaves_nothing_behind(case, good, base, tmp_path):
+    has_tokens, change = UNLOADABLE[case]
+    folder = shutil.copytree(good, tmp_path / "adapter")
+    if has_tokens:
+        shutil.rmtree(folder)
+        options = {"trainable_token_indices": [7, 9], "invertible": "nice"}
+        make_adapter(folder, base, str(base), train_layer_norm="all", **options)
+    change(folder)
+    given = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3).train()
+    running = houlsby_peft.load(good)
+    for model, options in (
+        (given, {"base_model": given}),
+        (running.model, {"beside": running}),
+    ):
+        before = state(model)
+        for _ in range(2):
+            with pytest.raises(AdapterError):
+                houlsby_peft.load(folder, **options)
+            assert state(model) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("dangling", TOKENIZER),
+        ("folder", "tokenizer_config.json"),
+        ("pipe", CONFIG),
+        ("pipe", WEIGHTS),
+    ],
+)
+def test_what_is_no_file_is_refused_and_not_replaced(name, kind, adapter):
+    (adapter / name).unlink()
+    {"dangling": lambda path: path.symlink_to("nowhere"), "folder": Path.mkdir, "pipe": os.mkfifo}[
+        kind
+    ](adapter / name)
+    with pytest.raises(AdapterError, match=f"{name} must be a file"):
+        houlsby_peft.load(adapter)
+
+
+def test_the_error_of_a_missing_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name, message in {
+        "runs/nope": r"^runs/nope is no folder, and on the Hub: ",
+        str(tmp_path / "nope"): "nope is no folder, and on the Hub: Repo id must be",
+    }.items():
+        with pytest.raises(HubError, match=message):
+            houlsby_peft.load(name)
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_connection_that_breaks_off_leaves_the_cache(is_cached, good, monkeypatch):
+    def download(name, local_files_only=False, **_):
+        if not local_files_only:
+            raise HTTPError("Server disconnected without sending a response.")
+        if not is_cached:
+            raise LocalEntryNotFoundError("nothing")
+        return str(good)
+
+    monkeypatch.setattr("houlsby_peft.saved.adapter.snapshot_download", download)
+    if is_cached:
+        assert answers("user/good") == answers(good)
+    else:
+        with pytest.raises(
+            HubError,
+            match=r"^user/good is no folder, and on the Hub: "
+            r".* cannot be reached \(Server disconnected",
+        ):
+            houlsby_peft.load("user/good")
+
+
+class _Trap:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def put(**contents):
+    """Replace whole files, or remove them (None), each by its name with __ for the dot."""
+    return lambda files: {
+        name: content
+        for name, content in (
+            files | {name.replace("__", "."): c for name, c in contents.items()}
+        ).items()
+        if content is not None
+    }
+
+
+def config(**changes):
+    return lambda files: files | {CONFIG: json.dumps(json.loads(files[CONFIG]) | changes).encode()}
+
+
+def header(text, length=None):
+    """A safetensors file of nothing but a header, of which a false length may be announced."""
+    return put(
+        adapter_model__safetensors=struct.pack("<Q", len(text) if length is None else length)
+        + text.encode()
+    )
+
+
+TYPE = '{"x":{"dtype":"COMPLEX9","shape":[1],"data_offsets":[0,4]}}'
+FAR = '{"x.houlsby_adapter.down_proj.weight":{"dtype":"F32","shape":[9,9],"data_offsets":[0,324]}}'
+CODE = json.dumps({"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}).encode()
+# Case: (what is changed, what the error says).
+CASES = {
+    "no configuration": (put(adapter_config__json=None), "holds no adapter_config.json"),
+    "configuration is no JSON": (put(adapter_config__json=b"r: 8"), "is not valid JSON"),
+    "configuration is a list": (put(adapter_config__json=b"[]"), "must hold one JSON object"),
+    "configuration is nested": (put(adapter_config__json=b"[" * 100_000), "is not valid JSON"),
+    "configuration is huge": (
+        put(adapter_config__json=b" " * 21_000_000),
+        "must be smaller than 20,000,000 bytes",
+    ),
+    "another method": (
+        config(peft_type="LORA"),
+        "got 'LORA'. Load adapters of other methods with peft",
+    ),
+    "another library": (config(peft_type=None), "houlsby-peft convert"),
+    "r = 0": (config(r=0), "r must be"),
+    "r is too large": (config(r=10**9), "asks for bottlenecks of size 1000000000"),
+    "r overflows": (config(rank_pattern={"a": 10**40}), "asks for bottlenecks of size 1000000"),
+    "unknown activation": (config(activation="exec"), "activation must be"),
+    "a record of words": (config(recorded={"places": "all"}), "places"),
+    "base is a path": (config(base_model_name_or_path=None), "must be a name on the Hub"),
+    "no weights": (put(adapter_model__safetensors=None), f"No such file.*{WEIGHTS}"),
+    "pickled weights": (
+        put(adapter_model__safetensors=None, adapter_model__bin="pickle"),
+        "can run any code",
+    ),
+    "empty weights": (put(adapter_model__safetensors=b""), "header"),
+    "weights are cut off": (
+        lambda files: files | {WEIGHTS: files[WEIGHTS][:-9]},
+        "header|incomplete",
+    ),
+    "header of 8 EB": (header("{}", 2**63 - 1), "header"),
+    "header names no bytes": (header(FAR), "header|incomplete"),
+    "header has an unknown type": (header(TYPE), "header"),
+    "header without tensors": (header("{}"), "its file lacks classifier"),
+    "tokenizer is no JSON": (put(tokenizer__json=b"{"), "The tokenizer of .* cannot be loaded"),
+    "tokenizer makes terabytes of a text": (
+        put(tokenizer__json=json.dumps(GROWING).encode()),
+        r"at most 64 times longer; they make it up to 1e\+10 times",
+    ),
+    "tokenizer has code": (
+        put(tokenizer__json=b"{}", tokenizer_config__json=CODE, evil__py="code"),
+        "The tokenizer of",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_damage_gives_an_error_that_names_it_and_runs_nothing(case, good, tmp_path):
+    change, message = CASES[case]
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    traps = {
+        "pickle": pickle.dumps(_Trap(tmp_path / "trap")),
+        "code": (
+            f"from pathlib import Path\nPath({str(tmp_path / 'trap')!r}).touch()\nclass T: pass\n"
+        ).encode(),
+    }
+    for name, content in change({path.name: path.read_bytes() for path in good.iterdir()}).items():
+        (folder / name).write_bytes(traps.get(content, content))
+    with pytest.raises(AdapterError, match=message) as error:
+        houlsby_peft.load(folder)
+    assert len(str(error.value)) < 1000
+    assert not (tmp_path / "trap").exists()
+
+
+def test_200_damaged_folders_load_or_are_refused_quickly_and_leave_nothing(good, tmp_path, caplog):
+    """In a model that is in use; each error is of a kind that the command and the service turn into
+    one line.
+    """
+    caplog.set_level(logging.CRITICAL)
+    running = houlsby_peft.load(good)
+    model, files = running.model, {path.name: path.read_bytes() for path in good.iterdir()}
+    before, shape = (
+        running.predict(WORDS),
+        [(name, type(module)) for name, module in model.named_modules()],
+    )
+    loaded = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of keys that PEFT does not know
+        for number in range(200):
+            changed, what = mutate(number, files)
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            for name, content in changed.items():
+                (folder / name).write_bytes(content)
+            start = time.process_time()
+            try:
+                predictor = houlsby_peft.load(folder, beside=running)
+                model.delete_adapter(predictor.name)
+                loaded += 1
+            except AdapterError:
+                pass
+            except BaseException as error:
+                pytest.fail(f"{number} {what}: {type(error).__name__}: {error}")
+            assert time.process_time() - start < 5, f"{number} {what}"
+            assert list(model.peft_config) == ["default"], f"{number} {what}"
+    assert 20 < loaded < 180
+    assert running.predict(WORDS) == before
+    assert [(name, type(module)) for name, module in model.named_modules()] == shape
