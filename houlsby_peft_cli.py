@@ -403,12 +403,9 @@ def _add_service(add: _Add) -> None:
 
 
 def _add_conversion(add: _Add) -> None:
-    convert = add("convert", "convert an adapter from AdapterHub's format, or to it")
+    convert = add("convert", "convert an adapter from AdapterHub's format")
     convert.add_argument("source", help="user/name on the Hub, or a folder")
     convert.add_argument("target", type=Path, help="new folder for the converted adapter")
-    convert.add_argument(
-        "--to", choices=("houlsby", "adapterhub"), default="houlsby", help="format of the target"
-    )
     convert.add_argument(
         "--base-model", help="name or folder of the base model, instead of the recorded one"
     )

@@ -226,7 +226,6 @@ def convert(options: argparse.Namespace) -> None:
     folder = convert_adapter(
         options.source,
         options.target,
-        to=options.to,
         base_model=options.base_model,
         revision=options.revision,
         with_head=options.with_head,

@@ -18,8 +18,8 @@ MODULES = {
     for file in PACKAGE.rglob("*.py")
     if file != PACKAGE / "__init__.py"
 }
-# From the ground up. A module stands on the floor of the longest name that it begins with. It imports
-# from its own floor and from those beneath.
+# From the ground up. A module stands on the floor of the longest name that it begins with, and
+# imports from its own floor and from those beneath.
 FLOORS = (
     ("errors", "option_values", "registration", "tables"),
     ("saved.record", "saved.weights", "saved.fingerprint"),

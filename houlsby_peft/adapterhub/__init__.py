@@ -1,3 +1,1 @@
-"""Convert adapters from the format of AdapterHub, which the `adapters` library writes, and back to
-it.
-"""
+"""Convert adapters from the format of AdapterHub, which the `adapters` library writes."""

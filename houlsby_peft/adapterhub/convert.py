@@ -1,4 +1,4 @@
-"""`convert`: from a folder of AdapterHub to an adapter of this package, and back."""
+"""`convert`: from a folder of AdapterHub to an adapter of this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -19,23 +19,21 @@ from transformers import AutoConfig, PretrainedConfig
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
-from ..hub.card import CARD_FILE, find_base, is_repo_id, make_card
+from ..hub.card import CARD_FILE, is_repo_id, make_card
 from ..hub.markdown import code
 from ..hub.results import read_report
 from ..placement.places import find_places
 from ..placement.plan import Plan
-from ..predict.base_model import label_arguments
 from ..registration import PREFIX
 from ..saved.adapter import SavedAdapter, find_files
 from ..saved.downloads import explain_hub_errors, find_packaged
 from ..saved.record import AdapterRecord, Place, SavedState
 from ..saved.weights import FILE_PREFIX, check_shapes, first_of
-from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published, write_part
-from .heads import Head, describe_head, find_target, head_modules, head_weights
-from .names import check_base_type, describe, find_kind, layer_config, library_keys, own_config
+from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published
+from .heads import Head, find_target, head_modules, head_weights
+from .names import check_base_type, find_kind, layer_config, library_keys, own_config
 
 
-_VERSION = "adapters.1.3.0"
 # The class that an adapter without a head is for: the first that the base model has, or AutoModel.
 # Classes for other tasks have the same names of modules, except on T5.
 _WITHOUT_HEAD = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
@@ -45,14 +43,13 @@ def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    to: Literal["houlsby", "adapterhub"] = "houlsby",
     base_model: str | os.PathLike[str] | None = None,
     with_head: bool = True,
     allow_pickle: bool = False,
     revision: str | None = None,
     token: str | None = None,
 ) -> Path:
-    """Convert an adapter from AdapterHub's format, which the `adapters` library writes, or to it.
+    """Convert an adapter from AdapterHub's format, which the `adapters` library writes.
 
     The converted adapter computes what the library computes. What cannot be expressed is refused
     with the reason. Only the base model's configuration is read, so the adapter does not record
@@ -61,7 +58,6 @@ def convert(
     Args:
         source: The adapter's folder, or its name on the Hub.
         target: A new folder for the converted adapter, with its model card.
-        to: "houlsby": from AdapterHub's format to this package's. "adapterhub": back.
         base_model: Name of the base model on the Hub, or its folder, in place of the one that the
             adapter names.
         with_head: Whether to convert the prediction head, if the adapter has one.
@@ -87,13 +83,9 @@ def convert(
         unfinished.mkdir()
         adapter_name = folder.resolve().name
         try:
-            if to == "adapterhub":
-                saved = SavedAdapter.open(name, revision, token)
-                _write_published(saved, unfinished, adapter_name, base, with_head, token)
-            else:
-                files = find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token)
-                published = read_published(files, allow_pickle, with_head)
-                _write_own(name, published, unfinished, adapter_name, base, token)
+            files = find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token)
+            published = read_published(files, allow_pickle, with_head)
+            _write_adapter(name, published, unfinished, adapter_name, base, token)
         except OSError:  # which names its file, or the repository
             raise
         except AdapterError as error:
@@ -107,7 +99,7 @@ def convert(
     return folder
 
 
-def _write_own(
+def _write_adapter(
     source: str, published: Published, folder: Path, name: str, base: str | None, token: str | None
 ) -> None:
     """Write an adapter in this package's format, with its card."""
@@ -253,72 +245,6 @@ def _saved_shapes(plan: Plan) -> dict[str, torch.Size]:
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def _write_published(
-    saved: SavedAdapter,
-    folder: Path,
-    name: str,
-    base: str | None,
-    with_head: bool,
-    token: str | None,
-) -> None:
-    """Write an adapter in AdapterHub's format.
-
-    A shared bottleneck is written at each of its places.
-    """
-    config = saved.config
-    base = base or find_base(config)[0] or config.base_model_name_or_path or ""
-    base_config = _read_base(base, token)
-    check_base_type(str(base_config.model_type), config.kind, config.positions)
-    base_config.update(label_arguments(saved.record))
-    model = _make_empty(base_config, saved.task.auto_class)
-    plan = Plan(model, config)
-    tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in saved.weights.items()}
-    check_shapes(_saved_shapes(plan), _shapes(tensors), SAFETENSORS_WEIGHTS_NAME)
-    bottlenecks = _bottlenecks_by_place(plan, tensors)
-    sizes = {
-        key: len(bottlenecks[f"{key}.houlsby_adapter.down_proj.bias"]) for key in plan.bottlenecks
-    }
-    width, *_ = plan.widths.values()
-    options = describe(config, tensors, _sub_layers(model, config), sizes, width)
-    name = re.sub(r"[^\w-]+", "-", name).strip("-") or "adapter"
-    encoder_class = type(_make_empty(base_config, "AutoModel")).__name__
-    facts = {
-        "hidden_size": width,
-        "model_class": f"{encoder_class.removesuffix('Model')}AdapterModel",
-        "model_name": base,
-        "model_type": base_config.model_type,
-        "name": name,
-        "version": _VERSION,
-    }
-    by_key = {}
-    for own_name, key in library_keys(bottlenecks, plan.bottlenecks, model, name).items():
-        by_key[f"{model.base_model_prefix}.{key}"] = bottlenecks[own_name]
-    write_part(folder, ADAPTER_FILES, {"config": options, **facts}, by_key)
-    head = {key: tensor for key, tensor in tensors.items() if key not in bottlenecks}
-    if head and with_head:
-        described, weights = describe_head(
-            saved.task.class_suffix,
-            saved.record.id2label,
-            saved.record.problem_type,
-            model,
-            head,
-            name,
-        )
-        write_part(folder, HEAD_FILES, {"config": described, **facts}, weights)
-
-
-def _bottlenecks_by_place(
-    plan: Plan, tensors: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return the weights of bottlenecks and couplings, shared ones at each of their places."""
-    bottlenecks = {}
-    for key, owner in plan.owners.items():
-        for name, tensor in tensors.items():
-            if name.startswith(f"{owner}.houlsby_adapter."):
-                bottlenecks[key + name.removeprefix(owner)] = tensor
-    return bottlenecks
 
 
 def _sub_layers(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:

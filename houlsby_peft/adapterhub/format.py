@@ -1,4 +1,4 @@
-"""Read and write the files of AdapterHub, in the formats of all versions of the `adapters` library.
+"""Read the files of AdapterHub, in the formats of all versions of the `adapters` library.
 
 No code in the files runs. The rules are those of the `adapters` library 1.3 (`loading.py`,
 `utils.py`, `configuration/adapter_config.py`).
@@ -6,17 +6,15 @@ No code in the files runs. The rules are those of the `adapters` library 1.3 (`l
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ..errors import AdapterError, shortened
 from ..hub.card import is_repo_id
@@ -131,26 +129,12 @@ def read_published(folder: Path, allow_pickle: bool, with_head: bool) -> Publish
     return Published(_complete_options(adapter), adapter, head)
 
 
-def write_part(
-    folder: Path,
-    names: tuple[str, str, str],
-    fields: Mapping[str, Any],
-    tensors: Mapping[str, torch.Tensor],
-) -> None:
-    """Write an adapter or a head, in files of these names."""
-    text = json.dumps(fields, indent=2, sort_keys=True)
-    (folder / names[0]).write_text(text, encoding="utf-8")
-    # A shared bottleneck is one tensor at several places, which a safetensors file cannot hold.
-    save_file({key: tensor.clone() for key, tensor in tensors.items()}, folder / names[1])
-
-
 def _read_part(folder: Path, names: tuple[str, str, str], allow_pickle: bool) -> Part:
     """Read an adapter or a head from files of these names."""
     fields = read_json(folder / names[0])
     if "peft_type" in fields:
         raise AdapterError(
-            f"{folder / names[0]} is of PEFT's format already, method {fields['peft_type']}. To "
-            "convert it to AdapterHub's: --to adapterhub."
+            f"{folder / names[0]} is of PEFT's format already, method {fields['peft_type']}."
         )
     file, pickled_file = folder / names[1], folder / names[2]
     if file.is_file():

@@ -35,7 +35,7 @@ NO_HEAD = "Convert the adapter without its head: with_head=False, or --no-head"
 
 
 class HeadLayout(NamedTuple):
-    """A head of transformers, as the library describes one; both directions read it.
+    """A head of transformers, as the library describes one.
 
     Attributes:
         suffix: The end of the class's name.
@@ -247,64 +247,3 @@ def head_weights(
         if bias in expected:
             weights[bias] = torch.zeros(expected[bias])
     return weights
-
-
-def describe_head(
-    suffix: str,
-    labels: Mapping[int, str] | None,
-    problem_type: str | None,
-    model: Any,
-    weights: Mapping[str, torch.Tensor],
-    name: str,
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the library's configuration of a head, and its weights by the library's keys.
-
-    This is the way back from `find_target`.
-    """
-    layout = _find_layout_of_modules(suffix, model, weights)
-    last_layer = layout.names(model)[-1]
-    config: dict[str, Any] = {
-        "head_type": _find_head_type(suffix, problem_type),
-        "layers": layout.layers,
-        "activation_function": layout.activation,
-        "label2id": None,
-        "dropout_prob": None,
-    }
-    if labels:
-        config["label2id"] = {label: number for number, label in labels.items()}
-    if suffix == _CHOICE:
-        config["num_choices"] = 2
-    else:
-        config["num_labels"] = len(weights[f"{last_layer}.weight"])
-    if suffix in (_CHOICE, _TEXT):
-        config["use_pooler"] = layout.use_pooler
-    if suffix == _TEXT:
-        config["bias"] = f"{last_layer}.bias" in weights
-    tensors = {}
-    for weight_name, key in layout.keys(model, name).items():
-        if weight_name in weights:
-            tensors[key] = weights[weight_name]
-    return config, tensors
-
-
-def _find_layout_of_modules(
-    suffix: str, model: Any, weights: Mapping[str, torch.Tensor]
-) -> HeadLayout:
-    """Return the layout of a head that consists of the modules with these weights."""
-    modules = {weight_name.rpartition(".")[0] for weight_name in weights}
-    for layout in LAYOUTS.get(model.config.model_type, ()):
-        if layout.suffix == suffix and modules == set(layout.names(model)):
-            return layout
-    raise AdapterError(
-        f"The `adapters` library has no head that consists of {first_of(sorted(weights))} of a "
-        f"{type(model).__name__}. {NO_HEAD}."
-    )
-
-
-def _find_head_type(suffix: str, problem_type: str | None) -> str:
-    """Return the library's type of a head for a class of transformers."""
-    if problem_type == "multi_label_classification":
-        return "multilabel_classification"
-    # Of two types for one class, the first is the usual one.
-    types = {class_suffix: head_type for head_type, class_suffix in reversed(_CLASSES.items())}
-    return types[suffix]

@@ -1,15 +1,13 @@
-"""Translate between the two formats: kinds and sizes of bottlenecks, and the keys of weights."""
+"""Translate AdapterHub's format: kinds and sizes of bottlenecks, and the keys of weights."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
 
-from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..saved.record import Place, full_name
 
@@ -20,18 +18,8 @@ POSITIONS = {
     "output_adapter": "feed_forward",
     "cross_adapter": "cross_attention",
 }
-# Each kind's options in the library; the first two and the fourth decide what a bottleneck
-# computes.
-KINDS: dict[str, dict[str, Any]] = {
-    "houlsby": {"original_ln_before": False, "original_ln_after": True, "residual_before_ln": True},
-    "pfeiffer": {"original_ln_before": True, "original_ln_after": True, "residual_before_ln": True},
-    "parallel": {
-        "original_ln_before": False,
-        "original_ln_after": True,
-        "is_parallel": True,
-        "init_weights": "mam_adapter",
-    },
-}
+# The options that decide which kind a bottleneck is of.
+_OF_KINDS = ("original_ln_before", "original_ln_after", "residual_before_ln", "is_parallel")
 # The base models whose layers both libraries adapt at the same place, by whether the norm comes
 # before or after the sub-layer. Before: the library gives bottlenecks no norm.
 _PRE_NORM = ("gpt2", "gptj", "llama", "mbart", "mistral", "mt5", "t5")
@@ -89,7 +77,7 @@ def find_kind(options: Mapping[str, Any], model_type: str) -> str:
         kind, is_exact = "pfeiffer", is_plus or (residual is True and norm_after is True)
     if is_exact:
         return kind
-    values = [f"{name}={options[name]!r}" for name in (*KINDS["houlsby"], "is_parallel")]
+    values = [f"{name}={options[name]!r}" for name in _OF_KINDS]
     raise AdapterError(
         "The norm and the skip connection must be those of a Houlsby, Pfeiffer or parallel "
         f"adapter; got {', '.join(values)}, which computes something else on a {model_type} model "
@@ -103,26 +91,18 @@ def check_base_type(model_type: str, kind: str, positions: Collection[str]) -> N
     # In ALBERT, the library exchanges the attention's output and its residual input. "pfeiffer"
     # reads the sum of both.
     is_exchanged = model_type == "albert" and "attention" in positions and kind != "pfeiffer"
-    if kind not in KINDS or model_type not in model_types or is_exchanged:
+    if model_type not in model_types or is_exchanged:
         raise AdapterError(
             "Only adapters of base models whose layers the `adapters` library and this package "
             f"adapt at the same place can be converted, which are {', '.join(model_types)} "
-            f"with the kinds {', '.join(KINDS)} (albert: after the attention only the kind "
-            f"'pfeiffer'); got the kind {kind!r} on a {model_type}. Train the adapter anew."
+            "(albert: after the attention only the kind 'pfeiffer'); got the kind "
+            f"{kind!r} on a {model_type}. Train the adapter anew."
         )
 
 
 def size_of(width: int, factor: float) -> int:
     """Return the bottleneck size that the library makes of a reduction factor."""
     return max(1, int(width // factor))
-
-
-def factor_of(width: int, size: int) -> float:
-    """Return a reduction factor of which the library makes a bottleneck size."""
-    factor = width / size
-    if size_of(width, factor) < size:  # by rounding
-        factor = math.nextafter(factor, 0)
-    return factor
 
 
 def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
@@ -210,99 +190,3 @@ def _usual_factor(options: Mapping[str, Any]) -> Any:
     if isinstance(factors, dict):
         return factors.get("default", max(factors.values()))
     return factors
-
-
-def describe(
-    config: HoulsbyConfig,
-    names: Collection[str],
-    places: Mapping[str, Place],
-    sizes: Mapping[str, int],
-    width: int,
-) -> dict[str, Any]:
-    """Return the library's options for an adapter.
-
-    Args:
-        config: The adapter's configuration.
-        names: The names of its weights, without PEFT's prefix.
-        places: All places of bottlenecks that the base model could have.
-        sizes: The sizes of the bottlenecks, by place.
-        width: The width of the hidden states.
-
-    Raises:
-        AdapterError: AdapterHub's format cannot express the adapter.
-    """
-    layers = library_layers(places)
-    numbers = {key: layers[place.stack, place.layer] for key, place in places.items()}  # type: ignore[index]
-    reasons = [
-        *_find_foreign_weights(config, names),
-        *_find_irregular_layers(places, sizes, numbers),
-    ]
-    if reasons:
-        raise AdapterError(
-            f"AdapterHub's format has no place for {' and '.join(reasons)}. Train the adapter "
-            "without, as with train_layer_norm=False."
-        )
-    positions: set[str] = set()
-    factors: dict[int, float] = {}
-    for key, size in sizes.items():
-        positions.add(places[key].position)
-        factors[numbers[key]] = factor_of(width, size)
-    factors_of_layers = {str(number): factor for number, factor in sorted(factors.items())}
-    described: dict[str, Any] = {
-        **KINDS[config.kind],
-        **{name: position in positions for name, position in POSITIONS.items()},
-        "reduction_factor": factors_of_layers,
-        "non_linearity": config.activation,
-        "dropout": config.dropout,
-        "scaling": config.scaling,
-        "leave_out": sorted(set(layers.values()) - factors.keys()),
-        "inv_adapter": config.invertible,
-        "inv_adapter_reduction_factor": None,
-    }
-    factor, *further_factors = set(factors.values())
-    if not further_factors:
-        described["reduction_factor"] = factor
-    if not isinstance(config.scaling, str):
-        described["scaling"] = float(config.scaling)
-    if config.invertible:
-        described["inv_adapter_reduction_factor"] = config.invertible_reduction_factor
-    return described
-
-
-def _find_foreign_weights(config: HoulsbyConfig, names: Collection[str]) -> list[str]:
-    """Return what an adapter has that AdapterHub's adapters never have."""
-    reasons = []
-    if any(".houlsby_norm." in name for name in names):
-        reasons.append("trained norms")
-    if config.trainable_token_indices:
-        reasons.append("trained embeddings of tokens")
-    for match in filter(None, map(_OWN_KEY.fullmatch, names)):
-        if match["part"] not in PARTS and match["part"][0] not in _COUPLING_PARTS:
-            reasons.append("other weights of a bottleneck")
-            break
-    return reasons
-
-
-def _find_irregular_layers(
-    places: Mapping[str, Place], sizes: Mapping[str, int], numbers: Mapping[str, int]
-) -> list[str]:
-    """Return in which ways bottlenecks do not fit AdapterHub's adapters.
-
-    There, an adapted layer has bottlenecks of one size, after the same sub-layers in each layer.
-    """
-    reasons = []
-    if sizes.keys() - places.keys():
-        reasons.append("bottlenecks that are not at the ends of sub-layers")
-    by_layer: dict[int, set[int]] = {}
-    positions = set()
-    for key in sizes.keys() & places.keys():
-        by_layer.setdefault(numbers[key], set()).add(sizes[key])
-        positions.add(places[key].position)
-    if any(len(sizes_in_layer) > 1 for sizes_in_layer in by_layer.values()):
-        reasons.append("bottlenecks of several sizes in a layer")
-    for key, place in places.items():
-        is_expected = numbers[key] in by_layer and place.position in positions
-        if is_expected and key not in sizes:
-            reasons.append("layers with a part of the bottlenecks")
-            break
-    return reasons

@@ -1,4 +1,4 @@
-"""Let the scripts of this folder import `data`, `tasks` and `run`, which stand beside it in recipes/.
+"""Let the scripts of this folder import `data`, `tasks` and `run` from the folder above.
 
 Python looks for modules in the folder of the script that is started. Each script here imports this
 module first, which adds the folder above.

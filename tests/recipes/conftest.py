@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from run import model
 from demo import minimal_pairs
 from recipe_runs import save_tiny_encoder
+from run import model
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,10 +24,10 @@ import mlm
 import squad
 import text_classification
 import token_classification
-from run import model as models
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
+from run import model as models
 from run.arguments import AdapterArguments, EncoderArguments, MethodArguments
 from run.command import Command
 from run.edge import RecipeError

@@ -23,9 +23,9 @@ from transformers import (
 )
 
 import text_classification
-from run import figures, trainer
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
+from run import figures, trainer
 from run.model import load_model
 from tasks.scores import MAX_LISTED, score_classes
 from tasks.tagging import IGNORED, TaggingTask
