@@ -423,7 +423,6 @@ class HoulsbyModel(BaseTuner):
         batch = batch_of(self._state.batches)
         if isinstance(batch, MixedBatch):
             batch.find_rows(self._row_finder, args, kwargs)
-            batch.is_one_pass = True
         with self._use_labels(kwargs):
             return super().forward(*args, **kwargs)
 

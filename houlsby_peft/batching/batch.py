@@ -16,22 +16,31 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..heads.head import HoulsbyHead
-from ..method.layer import HoulsbyLayer, HoulsbyLayerNorm
+from ..method.layer import HoulsbyLayerNorm
 from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
 from .fan_out import FanOut
 from .heads import head_key, head_of_rows, saves_starts
-from .parts import first_tensor, has_any, index_of, join, run_adapter, select_rows
+from .parts import (
+    Part,
+    first_tensor,
+    has_any,
+    index_of,
+    join,
+    run_adapter,
+    select_rows,
+    split,
+)
 from .rows import RowFinder, Rows
 from .slots import Slots
-from .stack import Choice, ChoiceOfTensor, Stack, multiplies_last, stacking_key
+from .stack import Choice, ChoiceOfTensor
 
 
 class MixedBatch:
     """The adapter of each row of a batch, or "__base__" for the base model, for one call of the
     model.
 
-    Layers and heads call `apply`. It runs a layer once per adapter on the adapter's rows, with a
-    faster way for bottlenecks and norms that differ in their weights' values alone; see `Stack`.
+    Layers and heads call `apply`. It runs a layer once per adapter, on the adapter's rows. Adapters
+    that are held in slots run at once; see `Stack`.
     """
 
     def __init__(self, names: Sequence[str], fan_out: FanOut | None = None) -> None:
@@ -43,15 +52,12 @@ class MixedBatch:
         self.only_name = self.names[0] if len(set(self.names)) == 1 else None
         # Where the rows are in each layer's hidden states; None if nothing is known of the model.
         self.rows: Rows | None = None
-        # Whether each layer runs once, as it does unless tokens are generated.
-        self.is_one_pass = False
-        # By the class of a layer, and the modules that the rows apply there. In one pass only the
-        # last ones are kept, which the next place may share.
-        self._groups: dict[type, dict[object, list[_Group]]] = {}
         # In a CUDA graph, all rows are of adapters in the same slots: these, and each row's number,
         # which changes from batch to batch.
         self.slots_in_graph: tuple[Slots, torch.Tensor] | None = None
-        # By slots and names: the same at all places.
+        # What is the same at all places: the rows of each adapter by the names of all rows, and by
+        # slots and names the rows in slots.
+        self._parts: dict[tuple[str, ...], list[Part]] = {}
         self._in_slots: dict[tuple[Slots, tuple[str, ...]], tuple[Choice, _Selection]] = {}
         self._choices: dict[tuple[int, ...], Choice] = {}
 
@@ -83,14 +89,11 @@ class MixedBatch:
         else:
             names = self._names_of_indices(layer, inputs)
         self.is_changed = True
-        if isinstance(layer, HoulsbyLayer):
-            return self._run_bottlenecks(layer, names, *args)
-        is_norm = isinstance(layer, HoulsbyLayerNorm) and len(args) + len(kwargs) == 1
-        if is_norm and multiplies_last(layer.base_layer):
-            return self._run_norms(layer, names, inputs)
+        if isinstance(layer, HoulsbyTunerLayer) and layer.slots:
+            return self._run_slots(layer, names, *args)
         if isinstance(layer, HoulsbyHead) and saves_starts(inputs):
             return self._run_heads(layer, names, args, kwargs, inputs.device)
-        return self._run_each(layer, names, args, kwargs, inputs.device)
+        return self._run_modules(layer, names, args, kwargs, inputs.device)
 
     def _names_of_indices(self, layer: Any, inputs: torch.Tensor) -> tuple[str, ...]:
         """Return the adapter of each index of the first dimension."""
@@ -102,23 +105,29 @@ class MixedBatch:
             return self.names
         return tuple(name for name in self.names for _ in range(times))
 
-    def _run_each(
+    def _run_modules(
         self,
         layer: Any,
-        names: Sequence[str],
+        names: tuple[str, ...],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         device: torch.device,
     ) -> Any:
-        """Run a layer of any kind once per adapter."""
-        outputs, rows_of_outputs = [], []
-        for name, rows in _rows_by_name(names).items():
-            index = index_of(rows, device)
-            selected_args, selected_kwargs = select_rows((args, kwargs), index, len(names))
-            with self._only(name):
-                outputs.append(run_adapter(layer, name, selected_args, selected_kwargs))
-            rows_of_outputs.append(rows)
-        return join(layer, outputs, rows_of_outputs)
+        """Run a layer of any kind once per adapter, on its rows."""
+        if names not in self._parts:
+            self._parts[names] = split(names, device)
+        parts = self._parts[names]
+        outputs = []
+        try:
+            for part in parts:
+                # All rows that reach a layer inside this one are of the adapter.
+                self.only_name = part.name
+                args_of_part = select_rows(args, part.index, len(names))
+                kwargs_of_part = kwargs and select_rows(kwargs, part.index, len(names))
+                outputs.append(run_adapter(layer, part.name, args_of_part, kwargs_of_part))
+        finally:
+            self.only_name = None
+        return join(layer, outputs, parts)
 
     def _run_heads(
         self,
@@ -133,91 +142,67 @@ class MixedBatch:
         for name in dict.fromkeys(names):
             head = layer.head(name)
             members.setdefault(head_key(head) or name, {})[name] = head
-        outputs, rows_of_outputs = [], []
+        outputs, parts = [], []
         for several in members.values():
             first, *others = several
             rows = [row for row, name in enumerate(names) if name in several]
-            index = index_of(rows, device)
-            selected_args, selected_kwargs = select_rows((args, kwargs), index, len(names))
+            part = Part(first, len(rows), index_of(rows, device))
+            args_of_part, kwargs_of_part = select_rows((args, kwargs), part.index, len(names))
             head = several[first]
             if others:
                 numbers = {name: number for number, name in enumerate(several)}
                 choice = self._share(Choice([numbers[names[row]] for row in rows]))
                 head = head_of_rows(list(several.values()), choice)
-            with self._only(first):
-                outputs.append(layer.run_head(head, *selected_args, **selected_kwargs))
-            rows_of_outputs.append(rows)
-        return join(layer, outputs, rows_of_outputs)
+            self.only_name = first
+            try:
+                outputs.append(layer.run_head(head, *args_of_part, **kwargs_of_part))
+            finally:
+                self.only_name = None
+            parts.append(part)
+        return join(layer, outputs, parts)
 
-    @contextmanager
-    def _only(self, name: str) -> Iterator[None]:
-        """Within this context, all rows that reach a layer are of one adapter."""
-        self.only_name = name
-        try:
-            yield
-        finally:
-            self.only_name = None
-
-    def _run_bottlenecks(
+    def _run_slots(
         self,
-        layer: HoulsbyLayer,
+        layer: Any,
         names: tuple[str, ...],
         hidden: torch.Tensor,
-        residual: torch.Tensor | None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Apply to each row the bottleneck of its adapter.
+        """Apply to each row the bottleneck or norm of its adapter: those in the same slots at once,
+        and each of the others.
 
         Args:
-            layer: The layer with the bottlenecks.
+            layer: The layer with the slots.
             names: The adapter of each row.
             hidden: Hidden states h of the shape `(rows, ..., width)`.
             residual: The residual input x, of the same shape, if it has entered.
         """
         result = hidden
-        for group in self._groups_at(layer, names):
-            rows = group.rows.take(hidden)
-            if group.stack is None:
-                x = None if residual is None else group.rows.take(residual)
-                with self._only(group.name):
-                    adapted = layer.run_adapter(group.name, rows, x)
-            else:
-                read = rows
-                if layer.skip is not None and group.stack.module.kind != "houlsby":
-                    read = layer.skip.read(group.stack.module.kind, hidden, residual)
-                    read = group.rows.take(read)
-                adapted = group.stack.run_bottleneck(rows, read, group.choice)
-            result = group.rows.put(result, adapted)
-        return result
-
-    def _run_norms(
-        self, layer: HoulsbyLayerNorm, names: tuple[str, ...], hidden: torch.Tensor
-    ) -> torch.Tensor:
-        """Normalize all rows, each by the norm of its adapter.
-
-        Args:
-            layer: The layer with the norms.
-            names: The adapter of each row.
-            hidden: Hidden states of the shape `(rows, ..., width)`.
-        """
-        result = hidden
-        for group in self._groups_at(layer, names):
-            assert group.stack is not None, "norms can be stacked"
-            normalized = group.stack.run_norm(group.rows.take(hidden), group.choice)
-            result = group.rows.put(result, normalized)
-        return result
-
-    def _groups_at(self, layer: Any, names: tuple[str, ...]) -> list[_Group]:
-        """Return the adapters of rows in groups, each of which is computed at once."""
-        groups = []
-        rows_in_slots = 0
         for slots in layer.slots:
             choice, rows = self._choose_in(slots, names)
-            if len(choice):
-                groups.append(_Group(names[0], slots.stacks[layer], choice, rows))
-                rows_in_slots += len(choice)
-        if rows_in_slots < len(names):
-            groups += self._groups_of_modules(layer, names)
-        return groups
+            if not len(choice):
+                continue
+            stack, states = slots.stacks[layer], rows.take(hidden)
+            if isinstance(layer, HoulsbyLayerNorm):
+                changed = stack.run_norm(states, choice)
+            elif layer.skip is None or stack.module.kind == "houlsby":
+                changed = stack.run_bottleneck(states, states, choice)
+            else:
+                read = layer.skip.read(stack.module.kind, hidden, residual)
+                changed = stack.run_bottleneck(states, rows.take(read), choice)
+            result = rows.put(result, changed)
+        others = [name for name in dict.fromkeys(names) if not layer.is_in_slots(name)]
+        outer_name = self.only_name
+        for name in others:
+            _, rows = self._choose({name: 0}, names)
+            inputs = [rows.take(states) for states in (hidden, residual) if states is not None]
+            self.only_name = name
+            try:
+                changed = layer.run_adapter(name, *inputs)
+            finally:
+                self.only_name = outer_name
+            result = rows.put(result, changed)
+        return result
 
     def _choose_in(self, slots: Slots, names: tuple[str, ...]) -> tuple[Choice, _Selection]:
         """Return the slot of each row that has one."""
@@ -230,40 +215,6 @@ class MixedBatch:
         if key not in self._in_slots:
             self._in_slots[key] = self._choose(slots.numbers, names)
         return self._in_slots[key]
-
-    def _groups_of_modules(self, layer: Any, names: tuple[str, ...]) -> list[_Group]:
-        """Return the groups of the adapters that have modules at a layer."""
-        parts: dict[str, Any] = {}
-        is_norm = isinstance(layer, HoulsbyLayerNorm)
-        for name in dict.fromkeys(names):
-            if not layer.is_in_slots(name):
-                parts[name] = layer.norm(name) if is_norm else layer.bottleneck(name)
-        groups = self._groups.setdefault(type(layer), {})
-        key = (names, *parts.items())
-        if key not in groups:
-            if self.is_one_pass:
-                groups.clear()
-            groups[key] = self._group(parts, names, is_norm)
-        return groups[key]
-
-    def _group(
-        self, parts: Mapping[str, Any], names: tuple[str, ...], is_norm: bool
-    ) -> list[_Group]:
-        """Group adapters whose modules can be stacked."""
-        members: dict[object, dict[str, Any]] = {}
-        key: object
-        for name, part in parts.items():
-            if part is not None:
-                # The norms of a place are copies of the base model's.
-                key = HoulsbyLayerNorm if is_norm else stacking_key(part) or name
-                members.setdefault(key, {})[name] = part
-        groups = []
-        for key, several in members.items():
-            first, *_ = several
-            stack = None if key == first else Stack.of(list(several.values()))
-            numbers = {name: number for number, name in enumerate(several)}
-            groups.append(_Group(first, stack, *self._choose(numbers, names)))
-        return groups
 
     def _choose(
         self, numbers: Mapping[str, int], names: Sequence[str]
@@ -296,14 +247,6 @@ def _check_number(number: int, inputs: torch.Tensor) -> None:
         )
 
 
-def _rows_by_name(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return the rows of each adapter."""
-    rows: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        rows.setdefault(name, []).append(row)
-    return rows
-
-
 @dataclass(frozen=True)
 class _Selection:
     """Some rows of a batch, in some order; None: all of them as they are."""
@@ -322,19 +265,6 @@ class _Selection:
 
 
 _ALL = _Selection(None)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Adapters of one place that are computed at once."""
-
-    # The first one.
-    name: str
-    # The bottlenecks of all of them; None if the first one's own is run.
-    stack: Stack | None
-    # The bottleneck of each of their rows.
-    choice: Choice
-    rows: _Selection
 
 
 @contextmanager

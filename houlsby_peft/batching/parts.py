@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,34 @@ from transformers.utils.generic import ModelOutput
 
 from ..heads.head import HoulsbyHead
 from ..method.tuner_layer import HoulsbyTunerLayer
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a batch.
+
+    Attributes:
+        name: Their adapter.
+        rows: Their number.
+        index: What selects them.
+    """
+
+    name: str
+    rows: int
+    index: slice | torch.Tensor
+
+
+def split(names: Sequence[str], device: torch.device) -> list[Part]:
+    """Return a part for each adapter.
+
+    Args:
+        names: The adapter of each row.
+        device: Where the rows are.
+    """
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        rows.setdefault(name, []).append(row)
+    return [Part(name, len(some), index_of(some, device)) for name, some in rows.items()]
 
 
 def run_adapter(
@@ -50,8 +79,10 @@ def select_rows(value: Any, index: torch.Tensor | slice, rows: int) -> Any:
             return value[index]
         return value.index_select(0, index.to(value.device))
     if isinstance(value, tuple):
-        return tuple(select_rows(item, index, rows) for item in value)
+        return tuple([select_rows(item, index, rows) for item in value])
     if isinstance(value, dict):
+        if not value:
+            return value
         selected = {key: select_rows(item, index, rows) for key, item in value.items()}
         return type(value)(**selected) if isinstance(value, ModelOutput) else selected
     return value
@@ -78,7 +109,7 @@ def index_of(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:
 def join(
     layer: nn.Module,
     outputs: Sequence[Any],
-    rows_of_outputs: Sequence[Sequence[int]],
+    parts: Sequence[Part],
 ) -> Any:
     """Return one output with all rows, from outputs of the shapes `(rows of one adapter, ...)`.
 
@@ -87,10 +118,10 @@ def join(
     """
     first = outputs[0]
     if isinstance(first, tuple) and not any(isinstance(value, torch.Tensor) for value in first[1:]):
-        hidden = join(layer, [output[0] for output in outputs], rows_of_outputs)
+        hidden = join(layer, [output[0] for output in outputs], parts)
         return (hidden, *first[1:])
-    for output, rows in zip(outputs, rows_of_outputs, strict=True):
-        if not isinstance(output, torch.Tensor) or output.shape[:1] != (len(rows),):
+    for output, part in zip(outputs, parts, strict=True):
+        if not isinstance(output, torch.Tensor) or output.shape[:1] != (part.rows,):
             module = getattr(layer, "original_module", layer)
             raise TypeError(
                 "In a mixed batch, a module must return one tensor with a row per example; "
@@ -103,9 +134,9 @@ def join(
         if output.dim() > 1:
             shape[-1] = max(shape[-1], output.shape[-1])
     result = first.new_full(shape, float("-inf"), dtype=dtype)
-    for output, rows in zip(outputs, rows_of_outputs, strict=True):
-        part = result
+    for output, part in zip(outputs, parts, strict=True):
+        columns = result
         if output.dim() > 1:
-            part = result[..., : output.shape[-1]]
-        part[index_of(rows, output.device)] = output.to(dtype)
+            columns = result[..., : output.shape[-1]]
+        columns[part.index] = output.to(dtype)
     return result

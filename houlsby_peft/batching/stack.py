@@ -1,4 +1,5 @@
-"""`Stack`: the bottlenecks or norms of several adapters at one place, and rows of them at once.
+"""`Stack`: the bottlenecks or norms that several adapters hold in slots at one place, and rows of
+them at once.
 
 A row names its adapter by a number. On a CPU, the rows of each adapter are computed with its
 weights where they are: nothing is copied. Elsewhere, the weights are gathered by row, and a few
@@ -102,48 +103,20 @@ class Stack:
 
     Args:
         module: One of them.
-        weights: The weights of all of them by name: a list of tensors, or one tensor with a further
-            dimension in front.
+        weights: The weights of all of them by name, each `(slots, ...)`.
     """
 
-    def __init__(self, module: Any, weights: dict[str, Any]) -> None:
+    def __init__(self, module: Any, weights: dict[str, torch.Tensor]) -> None:
         self.module = module
         self.weights = weights
-        # Those that are lists, as one tensor each.
-        self._stacks: dict[str, torch.Tensor] = {}
 
-    @classmethod
-    def of(cls, modules: Sequence[nn.Module]) -> Stack:
-        """Return a stack of modules with their own weights, which are read where they are."""
-        weights: dict[str, list[Any]] = {}
-        for name, _ in modules[0].named_parameters():
-            part, _, weight = name.rpartition(".")
-            # Without walking through the names of each module.
-            owners: Any = modules
-            if part:
-                owners = [module._modules[part] for module in modules]
-            weights[name] = [owner._parameters[weight] for owner in owners]
-        return cls(modules[0], weights)
-
-    def _stacked(self, name: str) -> torch.Tensor:
-        """Return a weight of all modules as one tensor."""
-        weights = self.weights[name]
-        if isinstance(weights, torch.Tensor):
-            return weights
-        if name not in self._stacks:
-            self._stacks[name] = torch.stack(list(weights))
-        return self._stacks[name]
-
-    def _needs_no_gradient(self, hidden: torch.Tensor) -> bool:
+    def _needs_no_gradient(self, *tensors: torch.Tensor) -> bool:
         """Return whether plain numbers are computed, on the device of the weights."""
-        if not is_plain_call(hidden):
-            return False
-        needs_gradient = hidden.requires_grad
-        for weights in self.weights.values():
-            several = [weights] if isinstance(weights, torch.Tensor) else weights
-            if several[0].device != hidden.device:
+        device = next(iter(self.weights.values())).device
+        for tensor in tensors:
+            if not is_plain_call(tensor) or tensor.device != device:
                 return False
-            needs_gradient = needs_gradient or any(weight.requires_grad for weight in several)
+        needs_gradient = any(tensor.requires_grad for tensor in tensors)
         return not (needs_gradient and torch.is_grad_enabled())
 
     def run_bottleneck(
@@ -156,21 +129,21 @@ class Stack:
             read: What the branches are computed from, of the same shape.
             choice: The bottleneck of each row.
         """
-        if type(self.module).branch is BRANCH and self._needs_no_gradient(hidden):
+        if self._needs_no_gradient(hidden, read):
             if hidden.device.type == "cpu":
                 return self._run_bottleneck_in_turn(hidden, read, choice)
             if read is hidden and self._is_operation():
-                weights = [self._stacked(name) for name in _WEIGHTS]
+                weights = [self.weights[name] for name in _WEIGHTS]
                 index = choice.index(hidden.device)
                 return operation.run(hidden, weights, index, self.module.activation_name)
         # The bottleneck's own code, on the shape `(rows, tokens, d)`.
         bottleneck = copy.copy(self.module)
         bottleneck._modules = dict(bottleneck._modules)
         for name in ("down_proj", "up_proj"):
-            weight, bias = (self._stacked(f"{name}.{part}") for part in ("weight", "bias"))
+            weight, bias = (self.weights[f"{name}.{part}"] for part in ("weight", "bias"))
             bottleneck._modules[name] = LinearOfRows(choice.take(weight), choice.take(bias))
         if "scaling" in self.weights:
-            scaling = choice.take(self._stacked("scaling"))
+            scaling = choice.take(self.weights["scaling"])
             bottleneck._parameters = {"scaling": scaling.unsqueeze(1)}
         shape = (len(hidden), -1, hidden.shape[-1])
         result: torch.Tensor = bottleneck(hidden.reshape(shape), read.reshape(shape))
@@ -207,15 +180,13 @@ class Stack:
         if isinstance(self.module, nn.LayerNorm) and self._needs_no_gradient(hidden):
             if hidden.device.type == "cpu":
                 return self._run_norm_in_turn(hidden, choice)
-            weight, bias = self._stacked("weight"), None
-            if "bias" in self.weights:
-                bias = self._stacked("bias")
+            weight, bias = self.weights["weight"], self.weights.get("bias")
             index = choice.index(hidden.device)
             return layer_norm.run_rows(hidden, weight, bias, index, self.module.eps)
         shape = (len(hidden), *[1] * (hidden.dim() - 2), hidden.shape[-1])
         weights = {}
         for name in self.weights:
-            weights[name] = choice.take(self._stacked(name)).reshape(shape)
+            weights[name] = choice.take(self.weights[name]).reshape(shape)
         norm, wide = self.module, hidden.to(weights["weight"].dtype)
         if isinstance(norm, nn.LayerNorm):
             result = F.layer_norm(wide, wide.shape[-1:], eps=norm.eps)
@@ -270,6 +241,8 @@ def stacking_key(bottleneck: Any) -> tuple[object, ...] | None:
     """
     parameters, modules = bottleneck._parameters, bottleneck._modules
     if type(bottleneck) is not Bottleneck or modules.keys() != MODULES:
+        return None
+    if type(bottleneck).branch is not BRANCH or "branch" in vars(bottleneck):
         return None
     activation, down_proj = modules["activation"], modules["down_proj"]
     if parameters.keys() - {"scaling"} or activation._parameters or activation._modules:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from .. import kernels
 from ..config import PAPER_INIT_STD, HoulsbyConfig
-from ..kernels import bottleneck as operation
 
 
 class Bottleneck(nn.Module):
@@ -90,8 +90,11 @@ class Bottleneck(nn.Module):
             read: What the branch is computed from, of the same shape. Default: the hidden states.
         """
         if read is None:
-            if type(self).branch is BRANCH and operation.can_run(self, hidden):
-                return operation.run(self, hidden)
+            # The operation computes the plain formula.
+            if type(self).branch is BRANCH and "branch" not in vars(self):
+                adapted = kernels.adapt(self, hidden)
+                if adapted is not None:
+                    return adapted
             read = hidden
         branch = self.branch(to_weight(read, self.down_proj.weight))
         return hidden + branch.to(hidden)
@@ -104,8 +107,8 @@ class Bottleneck(nn.Module):
         return branch * self.scaling
 
 
-# The branch that `kernels/bottleneck.py` computes as well, in one operation with the sum: whoever
-# changes the method above changes both. A variant with another branch does not use the operation.
+# The branch that `kernels/` computes as well, in one operation with the sum: whoever changes the
+# method above changes both. A variant with another branch runs as its modules.
 BRANCH = Bottleneck.branch
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import kernels
 from ..errors import AdapterError
-from ..kernels import layer_norm
 from .ladder import Ladder, Rungs, add_branches
 from .modules import cast, copy_of, hidden_states_of
 from .residual import SkipConnection
@@ -230,8 +230,9 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         norm = self.norm(adapter_name)
         if norm.weight.dtype == self.base_layer.weight.dtype:
             return norm(*args, **kwargs)
-        if layer_norm.can_run(norm, args, kwargs):
-            return layer_norm.run(norm, *args)
+        normalized = kernels.normalize(norm, args, kwargs)
+        if normalized is not None:
+            return normalized
         hidden = hidden_states_of(args, kwargs)
         args, kwargs = cast((args, kwargs), norm.weight.dtype)  # type: ignore[arg-type]
         return cast(norm(*args, **kwargs), hidden.dtype)

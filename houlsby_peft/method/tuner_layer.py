@@ -166,9 +166,10 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
 
     def has(self, adapter_name: str) -> bool:
         """Return whether an adapter is here, in the same time however many others are."""
-        if self.is_in_slots(adapter_name):
-            return True
-        return any(adapter_name in getattr(self, name) for name in self.adapter_layer_names)
+        for name in self.adapter_layer_names:
+            if adapter_name in getattr(self, name):
+                return True
+        return bool(self.slots) and self.is_in_slots(adapter_name)
 
     def _get_available_adapters(self) -> set[str]:
         adapters: set[str] = super()._get_available_adapters()

@@ -1,12 +1,9 @@
-"""Rows of different adapters in one batch: generation, refusals, heads, and that nothing loops over
-adapters.
-"""
+"""Rows of different adapters in one batch: generation, refusals and heads."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
@@ -14,7 +11,6 @@ import pytest
 import torch
 from peft import get_peft_model
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 from contract_models import IDS, VOCABULARY, gpt2, llama, seeded, t5
@@ -100,43 +96,6 @@ def test_generation_for_rows_of_different_adapters(build, options):
         assert not torch.equal(mixed, model.generate(**inputs, **options)[:, -5:])
 
 
-class Counting(TorchDispatchMode):
-    """Counts the operations that run."""
-
-    def __enter__(self):
-        self.calls = Counter()
-        return super().__enter__()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.calls[function.overloadpacket.__name__] += 1
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def away_from_cpu(monkeypatch):
-    """Compute batches as on a device whose operations wait for Python."""
-    monkeypatch.setattr("houlsby_peft.batching.stack.is_plain_call", lambda hidden: False)
-
-
-@pytest.mark.usefixtures("away_from_cpu")
-def test_the_number_of_operations_does_not_depend_on_the_number_of_adapters(token_ids):
-    calls = {}
-    for adapters in (2, 5):
-        model = add(tiny_bert(), "task_0", HoulsbyConfig(r=4, modules_to_save=[]), seed=0)
-        for i in range(1, adapters):
-            model = add(model, f"task_{i}", HoulsbyConfig(r=4, modules_to_save=[]), seed=i)
-        names = [f"task_{i % adapters}" for i in range(5)]
-        with torch.no_grad():
-            model(token_ids, adapter_names=names)
-            with Counting() as counting:
-                model(token_ids, adapter_names=names)
-        calls[adapters] = counting.calls
-    # Two products for each of the 8 places, and one for each norm.
-    assert [found["baddbmm"] for found in calls.values()] == [16, 16]
-    for name in ("addmm", "native_layer_norm", "addcmul", "gelu"):
-        assert calls[2][name] == calls[5][name] > 0
-
-
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -207,42 +166,6 @@ def test_a_deleted_adapter_gives_its_memory_back_after_a_mixed_batch(token_ids):
     assert all(weight() is None for weight in weights)
 
 
-@pytest.mark.parametrize("stacks", [0, 1])
-def test_a_generation_stacks_weights_once_and_on_a_cpu_never(stacks, request):
-    if stacks:
-        request.getfixturevalue("away_from_cpu")
-    model = add(
-        seeded(gpt2),
-        "one",
-        HoulsbyConfig(task_type="CAUSAL_LM", r=4, train_layer_norm=False),
-        seed=1,
-    )
-    model = add(
-        model, "two", HoulsbyConfig(task_type="CAUSAL_LM", r=4, train_layer_norm=False), seed=2
-    )
-    options = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
-    with torch.no_grad(), Counting() as counting:
-        model.generate(input_ids=IDS[:4], adapter_names=["one", "two", "one", "two"], **options)
-    # Two weights and two biases at each of the 8 places, and two products for each of the 6 tokens.
-    assert counting.calls["stack"] == 8 * 4 * stacks
-    assert counting.calls["baddbmm"] == 6 * 8 * 2 * stacks
-
-
-@pytest.mark.parametrize("options", [{}, {"scaling": 2.0}, {"scaling": "channel"}])
-@pytest.mark.parametrize("kind", ["houlsby", "pfeiffer"])
-def test_both_ways_compute_the_same(kind, options, token_ids, request):
-    """Also for rows whose adapters do not stand together."""
-    model = tiny_bert()
-    for seed, name in enumerate(("one", "two", "three")):
-        model = add(model, name, HoulsbyConfig(r=4, kind=kind, **options), seed=seed)
-    names = ["two", "three", "two", "one", "three"]
-    with torch.no_grad():
-        in_turn = model(token_ids, adapter_names=names).logits
-        request.getfixturevalue("away_from_cpu")
-        gathered = model(token_ids, adapter_names=names).logits
-    torch.testing.assert_close(in_turn, gathered)
-
-
 class Gated(Bottleneck):
     """A variant with further weights, whose branch is more than its two projections."""
 
@@ -258,7 +181,7 @@ class Gated(Bottleneck):
     "change", ["activation with a weight", "further weights", "another method"]
 )
 def test_variants_compute_in_a_mixed_batch_what_they_compute_alone(change, token_ids, monkeypatch):
-    """The last one changes `Bottleneck` itself: a stack runs its code."""
+    """The last one changes `Bottleneck` itself."""
     activation = "prelu" if change == "activation with a weight" else "gelu"
     model = add(tiny_bert(), "plain", HoulsbyConfig(r=4, scaling=2.0), seed=1)
     for seed, name in enumerate(("one", "two")):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
 from peft import get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertModel
 
 from houlsby_peft import HoulsbyConfig
@@ -70,7 +72,14 @@ def hold(model, slots, name):
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"share_layers": 3}, {"kind": "pfeiffer"}, {"scaling": "learned"}, {"activation": "tanh"}],
+    [
+        {},
+        {"share_layers": 3},
+        {"kind": "pfeiffer"},
+        {"scaling": "learned"},
+        {"activation": "tanh"},
+        {"scaling": "channel", "kind": "pfeiffer"},
+    ],
     ids=str,
 )
 def test_rows_in_slots_are_those_of_modules(options, at_once, token_ids, monkeypatch):
@@ -89,6 +98,47 @@ def test_rows_in_slots_are_those_of_modules(options, at_once, token_ids, monkeyp
                 alone = [name] * len(token_ids)
                 expected = model(token_ids, adapter_names=alone).last_hidden_state[row]
             torch.testing.assert_close(mixed, expected, atol=1e-5, rtol=1e-5)
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that run."""
+
+    def __enter__(self):
+        self.calls = Counter()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_number_of_operations_does_not_depend_on_the_number_of_adapters(token_ids, monkeypatch):
+    """As on a device whose operations wait for Python."""
+    monkeypatch.setattr("houlsby_peft.batching.stack.is_plain_call", lambda hidden: False)
+    _, held, _ = built()
+    calls = []
+    for names in (["two", "three", "two", "three", "two"], ["two", "three", "four", "five", "two"]):
+        with torch.no_grad():
+            held(token_ids, adapter_names=names)  # which finds out where the rows are
+            with Counting() as counting:
+                held(token_ids, adapter_names=names)
+        calls.append(counting.calls)
+    assert calls[0]["baddbmm"] == 12  # two products for each of the six places
+    assert calls[0] == calls[1]
+
+
+def test_gradients_flow_through_rows_in_slots(token_ids):
+    """Of what is read, as for the attribution of a prediction to its words."""
+    model, held, _ = built(kind="pfeiffer")
+    names = ["two", "three", "two", "five", "four"]
+    gradients = []
+    for each in (model, held):
+        embeddings = each.get_input_embeddings()(token_ids).detach().requires_grad_()
+        each(inputs_embeds=embeddings, adapter_names=names).last_hidden_state.pow(
+            2
+        ).sum().backward()
+        gradients.append(embeddings.grad)
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
 
 
 def test_the_slots_of_adapters_that_go_serve_others_and_memory_goes_back(token_ids):
