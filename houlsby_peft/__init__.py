@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from .predict.task_bank import TaskBank
     from .training.adapter_drop import AdapterDrop
     from .training.graphed_step import GraphedStep
-    from .training.slow_up import slow_up_projections
     from .training.state_cache import StateCache
 
 
@@ -61,7 +60,6 @@ _LAZY = {
     "placement_map": ".placement.show",
     "plan_push": ".hub.push",
     "push_to_hub": ".hub.push",
-    "slow_up_projections": ".training.slow_up",
 }
 
 __all__ = [
@@ -97,7 +95,6 @@ __all__ = [
     "prune",
     "push_to_hub",
     "put_two_layer_head",
-    "slow_up_projections",
 ]
 __version__ = version("houlsby-peft")
 

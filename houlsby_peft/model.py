@@ -19,7 +19,8 @@ from .batching.rows import RowFinder
 from .config import HoulsbyConfig
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
-from .heads.tasks import find_adapter_with_head, label_facts, use_labels
+from .heads.loss import hook_loss, unhook_loss
+from .heads.tasks import label_facts
 from .method.ladder import Rungs, hold_mask, leave_dropout, release_masks
 from .method.layer import HoulsbyLayer, HoulsbyLayerNorm
 from .method.modules import hold_batch_norms, release_batch_norms
@@ -125,6 +126,7 @@ class HoulsbyModel(BaseTuner):
             raise
         hook_other_wrappers(model, self._state.batches)
         hold_batch_norms(model)
+        hook_loss(model, self._state)
 
     def _train_heads(self, plan: Plan, adapter_name: str) -> None:
         """Train or freeze the heads of which PEFT does not know, and so has left as they were."""
@@ -177,6 +179,7 @@ class HoulsbyModel(BaseTuner):
         if not self.peft_config:
             release_batch_norms(self.model)
             release_masks(self.model)
+            unhook_loss(self.model)
             vars(self.model).pop("peft_config", None)
 
     def unload(self) -> nn.Module:
@@ -184,6 +187,7 @@ class HoulsbyModel(BaseTuner):
         base: nn.Module = super().unload()
         release_batch_norms(base)
         release_masks(base)
+        unhook_loss(base)
         return base
 
     def _prepare_adapter_config(  # type: ignore[override]
@@ -423,51 +427,18 @@ class HoulsbyModel(BaseTuner):
         batch = batch_of(self._state.batches)
         if isinstance(batch, MixedBatch):
             batch.find_rows(self._row_finder, args, kwargs)
-        with self._use_labels(kwargs):
-            return super().forward(*args, **kwargs)
+        return super().forward(*args, **kwargs)
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Run mixed batches. PEFT enters this context around every forward pass and generation."""
         names = kwargs.pop("adapter_names", None)
         if names is None:
-            with self._use_labels(kwargs):
-                yield
+            yield
             return
         # Those that a bank holds in slots have a record alone.
         adapters = {**self._own_adapters, **self.records}
-        with (
-            run_mixed_batch(self._row_finder, names, adapters, args, kwargs),
-            self._use_labels(kwargs),
-        ):
-            yield
-
-    @contextmanager
-    def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """Let the base model compute the loss of the active adapter, if labels are given.
-
-        Raises:
-            ValueError: The rows of a mixed batch have different adapters.
-        """
-        if kwargs.get("labels") is None:
-            yield
-            return
-        names = self.active_adapters
-        batch = batch_of(self._state.batches)
-        if isinstance(batch, MixedBatch):
-            if batch.only_name is None:
-                raise ValueError(
-                    "If labels are given, all rows must have the same adapter, because one loss is "
-                    f"computed; got rows of {', '.join(dict.fromkeys(batch.names))}. Run the rows "
-                    "of each adapter separately, or leave the labels out."
-                )
-            names = [batch.only_name]
-        name = find_adapter_with_head(self.records, names)
-        record = self.records[name] if name else None
-        # A tuner layer would not tell: `ablate` disables single layers and keeps the heads.
-        if any(head.disable_adapters for head in self._state.heads):
-            record = None
-        with use_labels(self.model, self._own_adapters.get(str(name)), record):
+        with run_mixed_batch(self._row_finder, names, adapters, args, kwargs):
             yield
 
 

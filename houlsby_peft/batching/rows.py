@@ -1,20 +1,19 @@
 """`Rows`: which hidden states of a layer belong to which row of a batch.
 
 Most modules keep the rows in the first dimension, but not all: FSMT has the sequence there, OPT
-flattens rows and tokens, Swin has several windows per row, and the images of a vision-language
-model may belong to any row. A wrong guess would apply another row's adapter. So before the first
-mixed batch of a kind, the base model runs on one row of it and on two. A layer is accepted if its
-first dimension doubles and all others stay. In any other case, rows with different adapters in this
-layer are refused.
+flattens rows and tokens, and Swin has several windows per row. A wrong guess would apply another
+row's adapter. So before the first mixed batch of a kind, the base model runs on one row of it and
+on two. A layer is accepted if its first dimension doubles and all others stay. In any other case,
+and where images come with texts, rows with different adapters are refused.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from threading import get_ident
 from typing import Any, NamedTuple, TypeAlias
@@ -24,12 +23,11 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..errors import AdapterError
-from ..method.modules import is_inside
 from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer
 from .parts import first_tensor, run_adapter, select_rows
 
 
-_FOREIGN = "this part reads inputs, such as images, that may belong to any row"
+_IMAGES = "inputs beside the texts, such as images, may belong to any row"
 # The state of a generation, which a run on other rows would change, and labels, which the base
 # model may not know.
 _LEFT_OUT = ("past_key_values", "cache_position", "cache_params", "use_cache", "labels")
@@ -120,20 +118,6 @@ class RowFinder:
                 names[module] = name
         return names
 
-    @cached_property
-    def _stacks(self) -> list[str]:
-        """The names of all lists of layers, the outer ones first."""
-        modules = self.model.named_modules()
-        return [name for name, module in modules if isinstance(module, nn.ModuleList)]
-
-    def _stack_of(self, module: nn.Module) -> str:
-        """Return the outermost list of layers that a changed module is in, or its own name."""
-        name = self._changed[module]
-        for stack in self._stacks:
-            if is_inside(name, stack):
-                return stack
-        return name
-
     @contextmanager
     def activate(self, batch: Batch) -> Iterator[None]:
         """Within this context, let the layers compute a batch in this thread."""
@@ -182,6 +166,8 @@ class RowFinder:
     ) -> dict[nn.Module, Layout]:
         """Return the layout of each module that adapters have changed."""
         inputs, further_args = self._name_inputs(args, kwargs)
+        if _has_images(inputs):
+            return {module: Layout(name, problem=_IMAGES) for module, name in self._changed.items()}
         attempts = [inputs]
         parameters = inspect.signature(self.model.forward).parameters
         is_decoder_without_inputs = (
@@ -235,34 +221,15 @@ class RowFinder:
         self, number: int, args: tuple[Any, ...], inputs: dict[str, Any]
     ) -> dict[nn.Module, Layout]:
         """Return the layouts, by runs of the base model on one and on two rows of a batch."""
-        try_rows = partial(self._try_rows, number, args)
-        single, pair = [0], [0, number - 1]
-        foreign = _find_foreign(inputs)
-        text = {name: value for name, value in inputs.items() if name not in foreign}
-        stacks_of_text: set[str] | None = None
-        if foreign:
-            # Where images are optional, each may belong to any row of the text. If they are needed,
-            # each row has one.
-            with suppress(Exception):
-                stacks_of_text = set(map(self._stack_of, try_rows(text, single)))
-        problem = "no hidden states come here when two rows run alone"
-        try:
-            calls_of_single, calls_of_pair = try_rows(inputs, single), try_rows(inputs, pair)
-        except Exception:
-            if stacks_of_text is None:
-                raise
-            # Images of all rows may be packed into one tensor.
-            calls_of_single, calls_of_pair = try_rows(text, single), try_rows(text, pair)
-            problem = _FOREIGN
+        single = self._try_rows(number, args, inputs, [0])
+        pair = self._try_rows(number, args, inputs, [0, number - 1])
         layouts = {}
         for module, name in self._changed.items():
-            if module not in calls_of_pair:
-                layouts[module] = Layout(name, problem=problem)
-            elif stacks_of_text is not None and self._stack_of(module) not in stacks_of_text:
-                layouts[module] = Layout(name, problem=_FOREIGN)
+            if module in pair:
+                layouts[module] = _find_layout(name, single.get(module, []), pair[module])
             else:
-                calls = calls_of_single.get(module, [])
-                layouts[module] = _find_layout(name, calls, calls_of_pair[module])
+                problem = "no hidden states come here when two rows run alone"
+                layouts[module] = Layout(name, problem=problem)
         return layouts
 
     def _try_rows(
@@ -296,41 +263,18 @@ class _Trial:
         return run_adapter(layer, BASE, args, kwargs)
 
 
-def _find_foreign(inputs: Mapping[str, Any]) -> set[str]:
-    """Return the inputs, such as images, that come with the tokens or their embeddings.
-
-    There are none if there are no tokens.
-    """
-    tensors: dict[str, torch.Tensor] = {}
+def _has_images(inputs: Mapping[str, Any]) -> bool:
+    """Return whether numbers such as images come with the tokens or their embeddings."""
+    has_text = has_floats = False
     for name, value in inputs.items():
-        if isinstance(value, torch.Tensor) and value.dim():
-            tensors[name] = value
-    text = _find_text(tensors)
-    shapes_of_text = {tensors[name].shape[:2] for name in text}
-    foreign, has_floats = set(), False
-    for name in tensors.keys() - text:
-        is_float = _is_float(name, tensors[name])
-        # Sizes of images are integers, but there is not one for each token.
-        is_of_text = "mask" in name or tensors[name].shape[:2] in shapes_of_text
-        if is_float or not is_of_text:
-            foreign.add(name)
-        has_floats = has_floats or is_float
-    return foreign if text and has_floats else set()
-
-
-def _find_text(tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the inputs that are tokens or their embeddings."""
-    text, integers = set(), set()
-    for name, tensor in tensors.items():
-        if "input_ids" in name or "inputs_embeds" in name:
-            text.add(name)
-        elif tensor.dim() == 2 and not _is_float(name, tensor):
-            integers.add(name)
-    return text or integers
-
-
-def _is_float(name: str, tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and "mask" not in name
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            continue
+        is_text = "input_ids" in name or "inputs_embeds" in name
+        has_text = has_text or is_text
+        has_floats = has_floats or (
+            value.is_floating_point() and not is_text and "mask" not in name
+        )
+    return has_text and has_floats
 
 
 def _find_layout(name: str, calls_of_single: list[_Call], calls_of_pair: list[_Call]) -> Layout:

@@ -1,17 +1,14 @@
-"""What an adapter's head predicts: kinds of tasks, task types of PEFT, labels, and the loss."""
+"""What an adapter's head predicts: kinds of tasks, task types of PEFT, and labels."""
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..method.modules import is_inside
-from ..saved.record import AdapterRecord
 
 
 if TYPE_CHECKING:
@@ -160,73 +157,3 @@ def _problem_type_of_base(base_config: Any, labels: Mapping[int, str]) -> str | 
     if (len(labels) == 1) != (len(labels_of_base(base_config)) == 1):
         return None
     return getattr(base_config, "problem_type", None)
-
-
-def find_adapter_with_head(
-    records: Mapping[str, AdapterRecord], active: Sequence[str]
-) -> str | None:
-    """Return the adapter whose head predicts: of several active ones, the last that has a head."""
-    for name in reversed(active):
-        if name in records and records[name].heads:
-            return name
-    return None
-
-
-@contextmanager
-def use_labels(
-    model: Any, config: HoulsbyConfig | None, record: AdapterRecord | None
-) -> Iterator[None]:
-    """Within this context, let a base model compute the loss of an adapter; None: its own loss.
-
-    Models of transformers read the labels and the problem type from their configuration, and write
-    the problem type that they infer to it. So they get a copy.
-    """
-    kind = task_kind_of_class(type(model).__name__)
-    base_config = getattr(model, "config", None)
-    if base_config is None or (kind is not None and not kind.has_labels):
-        yield
-        return
-    # Some models keep the number of labels beside their configuration.
-    number_of_base = getattr(model, "num_labels", None)
-    model.config = copy.copy(base_config)
-    if config is not None and record is not None:
-        model.config.problem_type = _stated_problem_type(config, record, base_config)
-        labels = config.id2label or record.id2label
-        if labels:
-            model.config.id2label = labels
-            if number_of_base is not None:
-                model.num_labels = len(labels)
-    try:
-        yield
-        if config is not None and record is not None:
-            problem_type = getattr(model.config, "problem_type", None)
-            _note_problem_type(config, record, base_config, problem_type)
-    finally:
-        model.config = base_config
-        if number_of_base is not None:
-            model.num_labels = number_of_base
-
-
-def _stated_problem_type(
-    config: HoulsbyConfig, record: AdapterRecord, base_config: Any
-) -> str | None:
-    """Return the problem type of an adapter; None if the labels of a batch have to tell."""
-    if config.problem_type:
-        return config.problem_type
-    if record.has_labels_of_base:
-        return getattr(base_config, "problem_type", None)
-    if record.is_problem_type_inferred:
-        return None
-    return record.problem_type
-
-
-def _note_problem_type(
-    config: HoulsbyConfig, record: AdapterRecord, base_config: Any, problem_type: str | None
-) -> None:
-    """Record whether the labels of a batch are several per row, as predictions depend on it."""
-    if _stated_problem_type(config, record, base_config) is not None:
-        return
-    if problem_type == "multi_label_classification":
-        record.problem_type, record.is_problem_type_inferred = problem_type, True
-    elif record.is_problem_type_inferred:
-        record.problem_type, record.is_problem_type_inferred = None, False

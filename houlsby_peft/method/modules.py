@@ -16,38 +16,40 @@ from peft.utils.integrations import gather_params_ctx
 from torch import nn
 
 
+_WRAPPERS = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 # The attributes that accelerate's hooks set on a module.
 _HOOK_ATTRIBUTES = ("_hf_hook", "_old_forward", "forward")
 
 
-def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules of the base model, as `named_modules` does without adapters.
+def base_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the names and modules of the base model, as `named_modules` does without adapters.
 
     The model itself is left out. Adapters, of which a model may have hundreds, are not visited.
     """
-    for name, _, base in _walk("", model, set()):
-        yield name, base
+    return [(name, base) for name, _, base in _walk(model)]
 
 
-def wrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the wrappers around modules of the base model, by the names of these modules."""
-    for name, module, base in _walk("", model, set()):
-        if module is not base:
-            yield name, module
+def wrapped_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the wrappers around modules of the base model, by the names of these modules."""
+    return [(name, module) for name, module, base in _walk(model) if module is not base]
 
 
-def _walk(
-    name: str, module: nn.Module, seen: set[nn.Module]
-) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Yield the name of each module, the outermost wrapper around it, and the module itself."""
-    base = base_module(module)
-    if base in seen:
-        return
-    seen.add(base)
-    if name:
-        yield name, module, base
-    for child_name, child in base.named_children():
-        yield from _walk(f"{name}.{child_name}".lstrip("."), child, seen)
+def _walk(model: nn.Module) -> list[tuple[str, nn.Module, nn.Module]]:
+    """Return the name of each module, the outermost wrapper around it, and the module itself."""
+    walked = []
+    seen: set[nn.Module] = set()
+    ahead = [("", model)]
+    while ahead:
+        name, module = ahead.pop()
+        base = base_module(module) if isinstance(module, _WRAPPERS) else module
+        if base in seen:
+            continue
+        seen.add(base)
+        if name:
+            walked.append((name, module, base))
+        for child_name, child in reversed(list(base.named_children())):
+            ahead.append((f"{name}.{child_name}".lstrip("."), child))
+    return walked
 
 
 def base_module(module: nn.Module) -> nn.Module:

@@ -37,6 +37,8 @@ class ModelState:
     Attributes:
         batches: The mixed batch that each thread runs through the model.
         records: What is recorded of each adapter of the model, by the adapter's name.
+        labels: The labels that each thread runs through the model, and the adapter whose loss they
+            are for; see `heads/loss.py`.
         heads: The model's task heads and other modules that adapters train as a whole.
         slots: The adapters that are held for prediction alone, by form; see `batching/slots.py`.
     """
@@ -44,6 +46,7 @@ class ModelState:
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
         self.records: dict[str, AdapterRecord] = {}
+        self.labels: dict[int, tuple[str, Any]] = {}
         self.heads: list[Any] = []
         self.slots: list[Any] = []
 

@@ -3,8 +3,7 @@
 The rules use what transformers have in common:
 
 - The width of a layer is the most common input size of its linear modules (queries, keys, values,
-  feed-forward). If no attention has an output of this size, the layer changes the width, and what
-  its attention writes is the new width.
+  feed-forward).
 - A sub-layer ends in the one linear module of that output size that is not a query, key, value or
   gate. The attention is the module with "attention" in its name or class; the feed-forward is
   outside it.
@@ -19,13 +18,9 @@ The rules use what transformers have in common:
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
-from itertools import chain
 from statistics import mode
-from typing import Any
 
 from torch import nn
 
@@ -135,14 +130,6 @@ class InferredLayer:
         """Set the projections, and the attentions with their ends among these."""
         self.projections = self._writers(mode(self.input_sizes.values()))
         self.attentions = self._find_attentions(self.projections)
-        if not any(self.attentions.values()):
-            # A layer that changes the width has the width that its attention writes.
-            attentions = self._find_attentions(self.output_sizes)
-            ends = chain.from_iterable(attentions.values())
-            widths = {self.output_sizes[end] for end in ends}
-            if len(widths) == 1:
-                self.projections = self._writers(widths.pop())
-                self.attentions = attentions
 
     def _writers(self, width: int) -> list[str]:
         """Return the linear modules whose outputs have this size."""
@@ -177,10 +164,7 @@ class InferredLayer:
 
     def _is_called(self, name: str) -> bool:
         """Return whether a module's parent calls it, instead of only reading its weight."""
-        parent = _parent(name)
-        parent_class: Any = type(self.modules.get(parent))
-        only_reads = _reads_weight(parent_class, _last_part(name))
-        return not self._is_whole(parent) and not only_reads
+        return not self._is_whole(_parent(name))
 
     def _select_end(self, position: str, candidates: Sequence[str]) -> SubLayer | None:
         """Return the candidate that may be adapted; None if there is no such sub-layer to adapt.
@@ -286,13 +270,3 @@ def sizes_of(module: nn.Module) -> tuple[int, int] | None:
         if isinstance(inputs, int) and isinstance(outputs, int):
             return inputs, outputs
     return None
-
-
-@cache
-def _reads_weight(parent: Any, name: str) -> bool:
-    """Return whether a class reads its child's weight and never calls it, by its source (WavLM)."""
-    try:
-        source = inspect.getsource(parent)
-    except (OSError, TypeError):
-        return False
-    return f"self.{name}.weight" in source and f"self.{name}(" not in source

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from statistics import fmean
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from .weights import PRECISIONS, first_of
 _CONFIG_KEYS = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size")
 # The rows of a weight that one value each is taken from. They do not depend on the number of rows,
 # so that embeddings keep their values when a vocabulary is resized. The other dimensions but the
-# last count as rows as well. Version 0.1 has recorded the first four values only.
+# last count as rows as well.
 _ROWS = (0, 1, 10, 100, *range(20))
-_FIRST_SAMPLES, _MOST_SAMPLES = 4, 1000
+# The values of the first rows spread over the columns, and so do those of the others.
+_FIRST_ROWS = 4
 # The index of a layer in a module's name. Larger ones are no layers of a model.
 _LAYER = re.compile(r"(?<![^.])\d{1,3}(?![^.])")
 # The largest relative difference of two weights, sum(abs(a - b)) / sum(max(abs(a), abs(b))), that
@@ -34,8 +35,8 @@ _LAYER = re.compile(r"(?<![^.])\d{1,3}(?![^.])")
 # int8, pruning by half, noise, merged LoRA and further training stay below 0.7 in each weight of a
 # real encoder.
 _MOST_DIFFERENCE = 0.75
-# Fewer values of a weight say nothing by themselves; fewer weights say nothing together.
-_LEAST_VALUES, _LEAST_WEIGHTS = 12, 3
+# Fewer values of a weight say nothing.
+_LEAST_VALUES = 10
 _OUTSIDE = "modules outside the layers"
 
 _REFUSES = ContextVar("refuses other base models", default=False)
@@ -81,14 +82,12 @@ def check_fingerprint(recorded: Mapping[str, Any]) -> None:
     """Refuse a recorded fingerprint, which may be a stranger's, unless it has the form that
     `fingerprint` returns.
     """
-    samples = recorded.get("samples", _FIRST_SAMPLES)
     config, tensors = recorded.get("config", {}), recorded.get("tensors", {})
     is_valid = isinstance(config, dict) and isinstance(tensors, dict)
-    is_valid = is_valid and type(samples) is int and 0 < samples <= _MOST_SAMPLES
-    if is_valid:
+    if is_valid and _is_readable_record(recorded):
         try:
             for values in tensors.values():
-                _decode(values, samples)
+                _decode(values)
         except (TypeError, ValueError, RuntimeError):
             is_valid = False
     if not is_valid:
@@ -120,35 +119,16 @@ def compare_fingerprints(
 
 def _find_different(comparisons: Iterable[_Comparison]) -> list[str]:
     """Return the layers, and the modules outside the layers, whose weights are of another model."""
-    differences = _judge(comparisons)
-    different = [place for place, values in differences.items() if max(values) > _MOST_DIFFERENCE]
+    different: list[str] = []
+    for weight in comparisons:
+        is_other = weight.values >= _LEAST_VALUES and weight.difference > _MOST_DIFFERENCE
+        if is_other and weight.place not in different:
+            different.append(weight.place)
     layers = [place for place in different if _LAYER.search(place)]
     modules = [place for place in different if place not in layers]
     if len(modules) > 1:
         modules = [_OUTSIDE]
     return layers + modules
-
-
-def _judge(comparisons: Iterable[_Comparison]) -> dict[str, list[float]]:
-    """Return the differences that say something, by layer or module.
-
-    Weights with few values, as version 0.1 has recorded, are judged together: those of a layer, and
-    those outside the layers.
-    """
-    judged: dict[str, list[float]] = {}
-    small: dict[str, list[float]] = {}
-    for weight in comparisons:
-        differences = small if weight.values < _LEAST_VALUES else judged
-        differences.setdefault(weight.place, []).append(weight.difference)
-    outside: list[float] = []
-    for place, values in small.items():
-        if len(values) < _LEAST_WEIGHTS:
-            outside += values
-        else:
-            judged.setdefault(place, []).append(fmean(values))
-    if len(outside) >= _LEAST_WEIGHTS or (outside and not judged):
-        judged[_OUTSIDE] = [fmean(outside)]
-    return judged
 
 
 @contextmanager
@@ -193,15 +173,15 @@ def _compare_weights(
     recorded: Mapping[str, Any], present: Mapping[str, Any]
 ) -> Iterator[_Comparison]:
     """Compare the weights that both fingerprints have, each in each layer."""
-    samples = recorded.get("samples", _FIRST_SAMPLES)
-    samples_here = present.get("samples", _FIRST_SAMPLES)
-    tensors = present.get("tensors", {})
-    for name, text in recorded.get("tensors", {}).items():
+    if not (_is_readable_record(recorded) and _is_readable_record(present)):
+        return
+    tensors = present["tensors"]
+    for name, text in recorded["tensors"].items():
         if name not in tensors:
             continue
-        a, b = _decode(text, samples), _decode(tensors[name], samples_here)
-        layers, columns = min(len(a), len(b)), min(a.shape[1], b.shape[1])
-        a, b = a[:layers, :columns], b[:layers, :columns]
+        a, b = _decode(text), _decode(tensors[name])
+        layers = min(len(a), len(b))
+        a, b = a[:layers], b[:layers]
         is_known = ~(a.isnan() | b.isnan())
         difference = torch.where(is_known, (a - b).abs(), 0.0).sum(dim=1)
         size = torch.where(is_known, torch.maximum(a.abs(), b.abs()), 0.0).sum(dim=1)
@@ -211,6 +191,11 @@ def _compare_weights(
                 int(is_known[layer].sum()),
                 float(difference[layer] / size[layer]),
             )
+
+
+def _is_readable_record(recorded: Mapping[str, Any]) -> bool:
+    """Return whether a fingerprint has today's samples; those of any other form say nothing."""
+    return recorded.get("samples") == len(_ROWS) and "tensors" in recorded
 
 
 def _place_of(name: str, layer: int) -> str:
@@ -239,9 +224,9 @@ def _sample(weight: torch.Tensor) -> list[float]:
     width = weight.shape[-1]
     rows = weight.numel() // width
     places, numbers = [], []
-    for number, row in enumerate(_ROWS):
+    for number, (row, column) in enumerate(zip(_ROWS, _columns(width), strict=True)):
         if row < rows:
-            places.append(row * width + _column(number, width))
+            places.append(row * width + column)
             numbers.append(number)
     values = [math.nan] * len(_ROWS)
     index = torch.tensor(places, device=weight.device)
@@ -250,11 +235,12 @@ def _sample(weight: torch.Tensor) -> list[float]:
     return values
 
 
-def _column(number: int, width: int) -> int:
-    """Return the column of a value: the first four spread over the width, and so do the others."""
-    if number < _FIRST_SAMPLES:
-        return number * width // _FIRST_SAMPLES
-    return (number - _FIRST_SAMPLES) * width // (len(_ROWS) - _FIRST_SAMPLES)
+@cache
+def _columns(width: int) -> list[int]:
+    """Return the column of each value."""
+    others = len(_ROWS) - _FIRST_ROWS
+    first = [number * width // _FIRST_ROWS for number in range(_FIRST_ROWS)]
+    return first + [number * width // others for number in range(others)]
 
 
 def _encode(layers: Mapping[int, list[float]]) -> str:
@@ -267,8 +253,8 @@ def _encode(layers: Mapping[int, list[float]]) -> str:
     return base64.b64encode(array("h", bits.tolist()).tobytes()).decode()
 
 
-def _decode(text: str, samples: int) -> torch.Tensor:
-    """Return the values of `_encode`, of shape (layers, samples)."""
+def _decode(text: str) -> torch.Tensor:
+    """Return the values of `_encode`, of the shape `(layers, rows)`."""
     integers = array("h", base64.b64decode(text, validate=True))
     bits = torch.tensor(integers.tolist(), dtype=torch.int16, device="cpu")
-    return bits.view(torch.bfloat16).float().reshape(-1, samples)
+    return bits.view(torch.bfloat16).float().reshape(-1, len(_ROWS))

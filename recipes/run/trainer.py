@@ -29,12 +29,13 @@ from transformers.trainer_utils import (
     TrainOutput,
 )
 
-from houlsby_peft import AdapterDrop, AdapterRecord, GraphedStep, StateCache, slow_up_projections
+from houlsby_peft import AdapterDrop, AdapterRecord, GraphedStep, StateCache
 from run.edge import RecipeError, end_if_terminated, log
 from run.model import active_record
 from run.progress import TRAIN_SECONDS, Bar, Clock, Lines, scores_per_epoch
 from run.resumable_trainer import ResumableTrainer, saving
 from run.run import MOMENT, SAVED, flags_of
+from run.slow_up import slow_up_projections
 
 
 # With CUDA graphs, the tokens of a batch are a multiple of it, so that there are few shapes.

@@ -4,9 +4,6 @@ about it.
 
 from __future__ import annotations
 
-import base64
-
-import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -119,20 +116,6 @@ def test_one_part_of_another_model_is_named(names, named):
     assert found == [f"other weights in {named}"]
 
 
-def test_a_recording_of_version_0_1_still_tells_models_apart():
-    """It has four values of each weight, the first four of today's."""
-    recorded = fingerprint_of(tiny_bert())
-    old = {"config": recorded["config"], "tensors": {}}
-    for name, text in recorded["tensors"].items():
-        layers = np.frombuffer(base64.b64decode(text), dtype=np.int16).reshape(-1, 24)
-        old["tensors"][name] = base64.b64encode(layers[:, :4].tobytes()).decode()
-    assert compare_fingerprints(old, recorded) == compare_fingerprints(recorded, old) == []
-    for make in SAME.values():
-        assert compare_fingerprints(old, fingerprint_of(make())) == []
-    (found,) = compare_fingerprints(old, fingerprint_of(tiny_bert(seed=1)))
-    assert found == "other weights in encoder.layer.0, encoder.layer.1, encoder.layer.2 and 2 more"
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -141,9 +124,6 @@ def test_a_recording_of_version_0_1_still_tells_models_apart():
         {"tensors": {"a": 1}},
         {"tensors": {"a": "no base64!"}},
         {"tensors": {"a": "AAA="}},
-        {"samples": "24"},
-        {"samples": 0},
-        {"samples": 10**9},
     ],
     ids=str,
 )
@@ -227,9 +207,7 @@ def test_weights_that_cannot_be_read_never_differ():
         return fingerprint(nn.Module(), [("a", module)])
 
     ours = read(nn.Linear(8, 8))
-    assert compare_fingerprints(ours, read(nn.Linear(8, 8))) == [
-        "other weights in modules outside the layers"
-    ]
+    assert compare_fingerprints(ours, read(nn.Linear(8, 8))) == ["other weights in a"]
     sharded = nn.Linear(8, 8)
     sharded.weight.data = torch.empty(0)
     for unreadable in (

@@ -5,6 +5,7 @@ unchanged.
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -348,3 +349,36 @@ def test_a_head_with_batch_norm(own_labels, tmp_path):
     }
     assert [count.item() for count in counts.values()] == [1]
     torch.testing.assert_close(loaded.eval()(image).logits, model.eval()(image).logits)
+
+
+def test_threads_compute_the_losses_of_their_own_adapters_and_leave_the_base_model(token_ids):
+    """Adapters with other labels by turns, in four threads on one model."""
+    base = tiny_bert(num_labels=2)
+    numbers = {"three": 3, "five": 5}
+    model = base
+    for name, number in numbers.items():
+        config = HoulsbyConfig(r=4, id2label=dict(enumerate("abcde"[:number])))
+        if model is base:
+            model = get_peft_model(base, config, adapter_name=name)
+        else:
+            model.add_adapter(name, config)
+    perturb(model.eval())
+    settings = base.config.to_dict()
+    row = token_ids[:1]
+    targets = torch.tensor([1])
+
+    def losses_are_right(thread):
+        for turn in range(10):
+            name = [*numbers][(thread + turn) % 2]
+            output = model(input_ids=row, labels=targets, adapter_names=[name])
+            # A mixed batch is padded with -inf to the widest head; this one is not mixed.
+            assert output.logits.shape[-1] == numbers[name]
+            torch.testing.assert_close(
+                output.loss, functional.cross_entropy(output.logits, targets)
+            )
+        return True
+
+    with ThreadPoolExecutor(4) as pool, torch.no_grad():
+        assert all(pool.map(losses_are_right, range(4)))
+    assert base.config.to_dict() == settings
+    assert base.num_labels == 2

@@ -5,7 +5,8 @@ import torch
 from peft import get_peft_model
 from transformers import Trainer, TrainingArguments
 
-from houlsby_peft import AdapterError, HoulsbyConfig, slow_up_projections
+from houlsby_peft import AdapterError, HoulsbyConfig
+from run.slow_up import slow_up_projections
 from tiny_models import tiny_bert
 
 

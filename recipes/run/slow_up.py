@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..errors import AdapterError
-from ..method.bottleneck import Bottleneck
+from houlsby_peft import AdapterError, Bottleneck
 
 
 def slow_up_projections(
@@ -19,12 +18,7 @@ def slow_up_projections(
     a bottleneck adds outgrows what it reads: all texts then look alike to the head, and the run
     never learns. With slow up projections, runs learn at about three times the usual rate.
 
-    Call it once, before the first step and before a schedule of the rate is made.
-
-    Example:
-        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-        >>> houlsby_peft.slow_up_projections(optimizer, model)
-        >>> trainer = Trainer(model, optimizers=(optimizer, None), ...)
+    It is called once, before the first step and before a schedule of the rate is made.
 
     Args:
         optimizer: An optimizer of the model's weights. Each of its groups is split in two.
