@@ -30,7 +30,7 @@ from .placement.plan import Plan
 from .placement.view import is_norm
 from .registration import PREFIX
 from .saved.record import AdapterRecord, Place, SavedState
-from .saved.weights import check_at_hand, check_tensors, translate
+from .saved.weights import FILE_PREFIX, check_at_hand, check_tensors, translate
 from .undo import Snapshot
 
 
@@ -334,8 +334,15 @@ class HoulsbyModel(BaseTuner):
                 f"delete_adapter({adapter_name!r}), or load the saved one under another name."
             )
 
+    def unmerge_adapter(self) -> None:
+        """Do nothing, because nothing can be merged."""
+
     def add_weighted_adapter(
-        self, adapters: list[str], weights: list[float], adapter_name: str
+        self,
+        adapters: list[str],
+        weights: list[float],
+        adapter_name: str,
+        combination_type: str = "linear",
     ) -> None:
         """Add an adapter whose weights are a linear combination of other adapters' weights.
 
@@ -346,13 +353,17 @@ class HoulsbyModel(BaseTuner):
             adapters: Names of adapters with equal options, places and sharing.
             weights: Their coefficients, which may be negative and need not sum to 1.
             adapter_name: Name of the new adapter.
+            combination_type: "linear", the one that non-linear bottlenecks allow.
 
         Raises:
             ValueError: The name is taken, the numbers of names and coefficients differ, the
-                adapters are not equal in this sense, or their combination is not finite.
+                adapters are not equal in this sense, or their combination is neither linear nor
+                finite.
         """
-        from .derive.combine import combine  # which stands above this module
+        from .derive.combine import combine
 
+        if combination_type != "linear":
+            raise ValueError(f"combination_type must be 'linear'; got {combination_type!r}.")
         combine(self, adapters, weights, adapter_name)
 
     @classmethod
@@ -402,13 +413,16 @@ class HoulsbyModel(BaseTuner):
         name = re.escape(adapter_name)
         own = re.compile(rf"\.(?:{PREFIX}(?:adapter|ladder|norm)|modules_to_save)\.{name}\.")
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
-        names = [cls._remove_adapter_name_from_key(key, adapter_name) for key in expected]
+        # By the names that the file of an adapter trained in this model would have.
+        in_model = {}
+        for key in expected:
+            saved_name = cls._remove_adapter_name_from_key(key, adapter_name)
+            saved_name = saved_name.replace(f".modules_to_save.{adapter_name}.", ".")
+            in_model[saved_name.removeprefix(FILE_PREFIX)] = key
         encoder = getattr(_base(model), "base_model_prefix", "")
-        renamed = translate(state_dict, names, encoder)
-        remapped = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, renamed)
-        # Another method may have wrapped what PEFT names.
-        in_model = {re.sub(rf"(\.base_layer)+(?=\.{PREFIX})", "", key): key for key in expected}
-        weights = {in_model.get(key, key): value for key, value in remapped.items()}
+        weights = {}
+        for key, value in translate(state_dict, in_model, encoder).items():
+            weights[in_model.get(key.removeprefix(FILE_PREFIX), key)] = value
         check_tensors(expected, weights, f"adapter {adapter_name!r}")
         return weights
 
@@ -443,7 +457,9 @@ class HoulsbyModel(BaseTuner):
 
 
 def _base(model: nn.Module) -> nn.Module:
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    """Return the base model, also from inside a `PeftModel` or torch.compile."""
+    base: nn.Module = model.get_base_model() if isinstance(model, PeftModel) else model
+    return getattr(base, "_orig_mod", base)
 
 
 @contextmanager

@@ -106,12 +106,15 @@ def undo_failed_loads() -> None:
         if not is_new:
             download_options, _ = self._split_kwargs(kwargs)
             tuner.check_same(adapter_name, PeftConfig.from_pretrained(model_id, **download_options))
+        token = LOADS_BY_PEFT.set(True)
         try:
             return load_adapter_of_peft(self, model_id, adapter_name, *args, **kwargs)
         except BaseException:
             if is_new:
                 tuner.remove_adapter(adapter_name)
             raise
+        finally:
+            LOADS_BY_PEFT.reset(token)
 
     _replace(PeftModel, load_adapter, load_adapter_of_peft)
     _replace(PeftModel, classmethod(from_pretrained), from_pretrained_of_peft)
@@ -134,6 +137,8 @@ def let_adapters_lack_tokens() -> None:
         _replace(TrainableTokensWrapper, of_adapter, original)
 
 
+# Whether `PeftModel.load_adapter` is running in this thread.
+LOADS_BY_PEFT: ContextVar[bool] = ContextVar("loads by PEFT", default=False)
 # Whether `PeftModel.from_pretrained` is running in this thread.
 _CREATES_MODEL: ContextVar[bool] = ContextVar("creates a model", default=False)
 

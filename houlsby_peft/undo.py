@@ -25,6 +25,18 @@ def parts_of(model: nn.Module, adapter_name: str) -> list[tuple[Any, Any]]:
     return [(mapping, mapping[adapter_name]) for mapping in mappings if adapter_name in mapping]
 
 
+def take_modules(model: nn.Module, adapter_name: str) -> None:
+    """Take an adapter's modules out of a model, where PEFT goes on knowing its name.
+
+    PEFT needs an adapter in a model, also where all that predict are held in slots.
+    """
+    for module in model.modules():
+        if isinstance(module, AuxiliaryTrainingWrapper):
+            module.set_adapter([])
+    for mapping, _ in parts_of(model, adapter_name):
+        del mapping[adapter_name]
+
+
 class Snapshot:
     """A model before an adapter is added: its wrappers, and which weights and adapters are active.
 

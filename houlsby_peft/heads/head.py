@@ -11,6 +11,7 @@ from torch import nn
 
 from ..method.modules import cast, copy_of, device_of, dtype_of
 from ..method.tuner_layer import BASE, Batch, KeepsFrozen, ModelState, batch_of
+from ..registration import LOADS_BY_PEFT
 from .finding import find_head
 
 
@@ -82,6 +83,16 @@ class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
     def delete_adapter(self, adapter_name: str, new_active_adapters: list[str] | None) -> None:
         name = self.check_set_adapter(new_active_adapters or [])
         super().delete_adapter(adapter_name, [] if name is None else [name])
+        # PEFT passes over heads that the deleted adapter has not trained.
+        if name is not None and name not in self.active_adapters:
+            self.set_adapter(name)
+
+    def adapter_state_dict_load_map(self, adapter_name: str) -> dict[str, str]:
+        if LOADS_BY_PEFT.get():
+            # `HoulsbyModel` translates these names as well: those of another class with the same
+            # encoder are others, which PEFT would not find.
+            return {}
+        return super().adapter_state_dict_load_map(adapter_name)  # type: ignore[no-any-return]
 
     def unload_and_optionally_merge_module(self, *args: Any, **kwargs: Any) -> nn.Module:
         return self.original_module  # type: ignore[no-any-return]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
 from torch import nn
 
 from .. import kernels
-from ..errors import AdapterError
 from .ladder import Ladder, Rungs, add_branches
 from .modules import cast, copy_of, hidden_states_of
 from .residual import SkipConnection
@@ -59,10 +57,6 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         self.skip: SkipConnection | None = None
         # Only where there are ladders: what they read.
         self.rungs: Rungs | None = None
-        # How often each adapter, or stack of adapters, has run and not been recomputed, since the
-        # last backward pass that recomputed any.
-        self._passes: Counter[tuple[str, ...]] = Counter()
-        self._recomputes = False
 
     def update_layer(self, adapter_name: str, bottleneck: nn.Module) -> None:
         """Give an adapter a bottleneck that this layer owns, or a ladder."""
@@ -129,8 +123,6 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         if batch is not None:
             hidden = batch.apply(self, (hidden, residual), {})
         else:
-            if self.training and not torch.compiler.is_compiling():
-                self._count_pass()
             for name in self.active_adapters[: self.most_applied]:
                 hidden = self.run_adapter(name, hidden, residual)
         if self.rungs is not None:
@@ -156,26 +148,6 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         for ladder in ladders.values():
             hidden = hidden + ladder(readings).to(hidden)
         return hidden
-
-    def _count_pass(self) -> None:
-        """Refuse a backward pass that recomputes one adapter's layers with another adapter.
-
-        Gradient checkpointing runs layers again in the backward pass, with the adapter that is
-        active then. The gradients would be wrong.
-        """
-        is_recomputed = torch._C._current_graph_task_id() != -1
-        if self._recomputes and not is_recomputed:
-            self._passes.clear()
-        self._recomputes = is_recomputed
-        active = tuple(self.active_adapters)
-        self._passes[active] += -1 if is_recomputed else 1
-        if self._passes[active] < 0 and max(self._passes.values()) > 0:
-            self._passes.clear()
-            raise AdapterError(
-                "With gradient checkpointing, the passes of two adapters cannot share a backward "
-                "pass: both would be recomputed by the active one. Call backward() for each "
-                "adapter while it is active; gradients add up."
-            )
 
     def has(self, adapter_name: str) -> bool:
         """Return whether an adapter is here, also with a bottleneck that another layer owns."""

@@ -7,13 +7,16 @@ from threading import get_ident
 from typing import Any, Protocol
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer, _get_in_out_features
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from ..saved.record import AdapterRecord
 from .modules import device_of, dtype_of, hidden_states_of
 
 
+# What has sizes of other names than a linear layer's.
+_WITH_OTHER_NAMES = (Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 # PEFT's name for rows of a mixed batch that use the base model alone.
 BASE = "__base__"
 
@@ -121,6 +124,10 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         # In a tuple, so that the module is not registered a second time.
         self.reference = (reference,)
         self.state = state or ModelState()
+        base = self.get_base_layer()
+        if isinstance(base, _WITH_OTHER_NAMES):
+            sizes: tuple[Any, Any] = _get_in_out_features(base)
+            self.in_features, self.out_features = sizes
         # The layers whose bottlenecks may read what enters this one; see `residual.py`.
         self.residual_users: list[Any] = []
         # The index of the layer of the encoder that begins here, if a ladder reads its input.
@@ -140,13 +147,14 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
             return getattr(self.base_layer, name)
 
     def enable_adapters(self, enabled: bool) -> None:
-        """Enable or disable the adapters of this layer, and with them the model's heads.
+        """Enable or disable the adapters of this layer.
 
-        transformers disables heads itself, but enables only the tuner layers.
+        transformers disables the model's heads itself, but enables only the tuner layers.
         """
         super().enable_adapters(enabled)
-        for head in self.state.heads:
-            head.enable_adapters(enabled)
+        if enabled:
+            for head in self.state.heads:
+                head.enable_adapters(True)
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
         """Set the active adapters of this layer, and train their weights unless in inference."""

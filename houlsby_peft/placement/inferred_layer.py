@@ -259,6 +259,11 @@ def is_attention(name: str, module: nn.Module) -> bool:
     return bool(is_named_so) and "norm" not in last_part.lower()
 
 
+def is_attention_input(name: str) -> bool:
+    """Return whether a module is called as the queries, keys or values of an attention are."""
+    return bool(_ATTENTION_INPUT.search(_last_part(name)))
+
+
 def is_cross(name: str, module: nn.Module) -> bool:
     return bool(_CROSS_ATTENTION.search(f"{_last_part(name)} {type(module).__name__}"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from torch import nn
 from ..config import HoulsbyConfig
 from ..method.modules import is_in_any
 from ..saved.record import Place, fold_indices, full_name, unfold_places
+from ..saved.weights import first_of
 from .inference import infer_layers, log_inferred
+from .inferred_layer import is_attention_input
 from .norms import find_norms
 from .selection import (
     check_layers,
@@ -103,6 +106,7 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
     else:
         candidates = _find_named(view, config)
     places = {}
+    check_layers(view, config, candidates)
     selected = [place for place in candidates if is_selected(place, config)]
     if config.kind == "ladder" and selected:
         selected = [_ladder_place(view, candidates, selected)]
@@ -114,12 +118,24 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
         places[place.key] = place
     if not places:
         raise _nothing_to_adapt(view, config, candidates)
-    check_layers(view, config, candidates)
+    _warn_of_unmatched(config.rank_pattern, places)
     places |= {norm.key: norm for norm in find_norms(view, config, places)}
     if config.invertible is not None:
         embeddings = _find_embeddings(view, config)
         places[embeddings.key] = embeddings
     return places
+
+
+def _warn_of_unmatched(patterns: Iterable[str], places: Iterable[str]) -> None:
+    """Warn of sizes in `rank_pattern` that no bottleneck has."""
+    matched = {get_pattern_key(list(patterns), key) for key in places}
+    unmatched = [pattern for pattern in patterns if pattern not in matched]
+    if unmatched:
+        warnings.warn(
+            f"rank_pattern matches no bottleneck with {', '.join(unmatched)}; the places are "
+            f"{first_of(list(places))}.",
+            stacklevel=2,
+        )
 
 
 def _check_reversible(view: View, config: HoulsbyConfig) -> None:
@@ -278,6 +294,13 @@ def _find_named(view: View, config: HoulsbyConfig) -> list[Place]:
             places.append(Place(key, "custom", *layer_of(key, config), projection))
             if key not in ends and is_in_any(key, layer_names):
                 inside.append(key)
+    attention_inputs = [key for key in inside if is_attention_input(key)]
+    if attention_inputs:
+        raise ValueError(
+            f"target_modules names {attention_inputs[0]}, as LoRA needs it. A Houlsby adapter "
+            f"follows the end of a sub-layer, such as {min(projections)}: leave target_modules "
+            "out, and all ends are found."
+        )
     if inside:
         logger.warning(
             f"target_modules names {inside[0]}, which is inside a sub-layer. A Houlsby adapter "

@@ -159,7 +159,8 @@ class Plan:
             bottleneck = Ladder.from_config(config, width, place.r or config.r, place.rungs)
         else:
             bottleneck = Bottleneck.from_config(config, width, place.r or config.r)
-        bottleneck.train(reference.training)
+        # One that trains has dropout, as new layers of other methods do, until model.eval().
+        bottleneck.train(reference.training or not config.inference_mode)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))

@@ -63,14 +63,16 @@ def check_layers(view: View, config: HoulsbyConfig, candidates: Collection[Place
     A layer without a sub-layer to adapt, as in a hybrid model, is there all the same.
     """
     stacks = {place.stack for place in candidates if place.layer is not None}
+    if not stacks:
+        return
     unknown = []
     for index in _layer_indices(config):
         if not any(full_name(stack, index) in view.modules for stack in stacks):
             unknown.append(index)
     if unknown:
         raise ValueError(
-            "HoulsbyConfig.layers_to_transform must name layers of the model, counted from 0; got "
-            f"{unknown}. The layers to choose from are {name_layers(candidates)}."
+            f"HoulsbyConfig.layers_to_transform has {unknown}; the layers are "
+            f"{name_layers(candidates)}."
         )
 
 

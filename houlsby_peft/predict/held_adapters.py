@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..batching.slots import Slots
 from ..heads.tasks import TaskKind, task_kind_of_class
 from ..saved.adapter import SAVED_FILES, SavedAdapter, adapter_of_run
+from ..undo import take_modules
 from .forms import Form, can_hold, form_key
 from .forward import attempt
 from .load import load_held, load_saved
@@ -214,37 +215,33 @@ class HeldAdapters:
         key = (head, form_key(saved, weights))
         # In memory, they are float32 at least.
         nbytes = sum(weight.numel() * max(weight.element_size(), 4) for weight in weights.values())
-        first = self._first.get(head)
-        form = self._forms.get(key)
-        if form is not None and first is not None:
-            reader = self._hold_in(form, task, saved, weights, first, name)
-            return HeldAdapter(reader, nbytes, partial(self._drop, form, name))
-        predictor = load_saved(
-            saved,
-            self._base_model_for(saved.task),
-            first,
-            name,
-            self._tokenizers,
-            token=self.token,
-            **self._options,
-        )
-        model = predictor.model
-        with removed_on_error(model, name):
-            reader = _make_reader(task, predictor, called)
-        form = self._find_form(model, name, key, weights)
-        if first is None:
-            self._first[head] = predictor
-            if form is None:
+        first, form = self._first.get(head), self._forms.get(key)
+        if first is None or form is None:
+            predictor = load_saved(
+                saved,
+                self._base_model_for(saved.task),
+                first,
+                name,
+                self._tokenizers,
+                token=self.token,
+                **self._options,
+            )
+            model = predictor.model
+            with removed_on_error(model, name):
+                reader = _make_reader(task, predictor, called)
+            form = self._find_form(model, name, key, weights)
+            is_first = first is None
+            first = self._first.setdefault(head, predictor)
+            if form is None and is_first:
                 return HeldAdapter(reader)
-            # PEFT needs an adapter in the model. The task has a slot as all others have.
+            if form is None:
+                return HeldAdapter(reader, nbytes, partial(model.delete_adapter, name))
+            if is_first:
+                take_modules(model, name)
+            else:
+                model.delete_adapter(name)
             name = f"{name}_in_slots"
-            reader = self._hold_in(form, task, saved, weights, predictor, name)
-            return HeldAdapter(reader, nbytes, partial(self._drop, form, name))
-        if form is None:
-            return HeldAdapter(reader, nbytes, partial(model.delete_adapter, name))
-        model.delete_adapter(name)
-        with _dropped_on_error(form, name):
-            form.hold(name, saved, weights)
+        reader = self._hold_in(form, task, saved, weights, first, name)
         return HeldAdapter(reader, nbytes, partial(self._drop, form, name))
 
     def _hold_in(

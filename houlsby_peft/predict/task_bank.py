@@ -61,10 +61,8 @@ class TaskBank:
             adapter names. A model serves the tasks with its kind of head; those of other kinds load
             the one that they name.
         max_bytes: Memory that the adapters' weights may take, in bytes. Beyond it, the least
-            recently used ones are dropped. The adapters of one batch are always held together. The
-            first adapter that is loaded for each kind of head is also in the model, as PEFT needs
-            one, which is not counted. On a GPU, up to twice as much is reserved, and more while the
-            room doubles.
+            recently used ones are dropped. The adapters of one batch are always held together. Up
+            to twice as much is reserved, and more while the room doubles.
         token: Access token for private repositories. Default: the one that `hf auth login` or
             HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.

@@ -9,8 +9,10 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import BertModel
 
-from houlsby_peft import HoulsbyConfig, HoulsbyModel
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyModel
+from houlsby_peft.heads.head import HoulsbyHead
 from tiny_models import perturb, perturb_adapter, tiny_bert
 
 
@@ -235,26 +237,6 @@ def test_a_frozen_batch_norm_keeps_its_statistics(tmp_path):
     assert torch.equal(unloaded(inputs), untouched.train()(inputs))
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_two_adapters_in_one_backward_pass_of_gradient_checkpointing_are_refused(use_reentrant):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).train()
-    model.add_adapter("second", HoulsbyConfig(r=4))
-    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    model.enable_input_require_grads()
-    labels = IDS[:, 0] % 3
-    first = model(input_ids=IDS, labels=labels).loss
-    first.backward()  # one after the other is right
-    model.set_adapter("second")
-    model(input_ids=IDS, labels=labels).loss.backward()
-    model.set_adapter("default")
-    loss = model(input_ids=IDS, labels=labels).loss
-    model.set_adapter("second")
-    loss = loss + model(input_ids=IDS, labels=labels).loss
-    with pytest.raises(ValueError, match="backward"):
-        loss.backward()
-
-
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
 def test_an_adapter_that_cannot_be_replaced_stays(monkeypatch):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
@@ -323,3 +305,56 @@ def test_a_changed_list_of_a_loaded_configuration_makes_a_new_adapter(tmp_path):
     assert loaded.loaded is not None
     loaded.target_modules.append("query")
     assert loaded.loaded is None
+
+
+@pytest.mark.filterwarnings("ignore:Adapter second was active which is now deleted")
+def test_another_adapter_and_its_head_take_the_place_of_a_deleted_one():
+    """The deleted adapter has not trained the pooler, which the other one has."""
+    model = get_peft_model(
+        tiny_bert(), HoulsbyConfig(r=4, modules_to_save=["pooler", "classifier"]), "first"
+    )
+    model.add_adapter("second", HoulsbyConfig(r=4, modules_to_save=["classifier"]))
+    perturb(model.eval())
+    for name in ("first", "second"):
+        model.set_adapter(name)
+        perturb(model, seed=len(name))
+    model.set_adapter("first")
+    expected = model(IDS).logits
+    model.set_adapter("second")
+    assert not torch.allclose(model(IDS).logits, expected)
+    model.delete_adapter("second")
+    assert model.active_adapters == ["first"]
+    assert torch.equal(model(IDS).logits, expected)
+
+
+def test_a_layer_that_is_disabled_leaves_the_heads_enabled():
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
+    layer = next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
+    layer.enable_adapters(False)
+    heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
+    assert heads
+    assert not any(head.disable_adapters for head in heads)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_a_compiled_base_model_saves_the_same_adapter(tmp_path):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    model.save_pretrained(tmp_path / "plain")
+    model.base_model.model = torch.compile(model.base_model.model)
+    model.save_pretrained(tmp_path / "compiled")
+    plain, compiled = (
+        (tmp_path / name / "adapter_config.json").read_text() for name in ("plain", "compiled")
+    )
+    assert json.loads(plain)["recorded"] == json.loads(compiled)["recorded"]
+
+
+def test_a_saved_pooler_is_loaded_into_another_class_with_the_same_encoder(tmp_path):
+    base = tiny_bert()
+    base.save_pretrained(tmp_path / "base")
+    model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=["pooler", "classifier"]))
+    perturb(model.eval())
+    model.save_pretrained(tmp_path / "adapter")
+    encoder = BertModel.from_pretrained(tmp_path / "base")
+    loaded = PeftModel.from_pretrained(encoder, tmp_path / "adapter").eval()
+    expected = model.get_base_model().bert(IDS).pooler_output
+    assert torch.equal(loaded(IDS).pooler_output, expected)

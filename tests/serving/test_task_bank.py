@@ -105,7 +105,7 @@ def test_adapters_are_loaded_when_needed_and_the_least_recently_used_are_dropped
         return bank.held
 
     assert bank.held == ()
-    ask("sentiment")  # stays in the model, as PEFT needs one; it takes nothing of the others' room
+    ask("sentiment")
     ask("topic")
     assert ask("similarity") == ("sentiment", "topic", "similarity")
     assert ask("topic") == ("sentiment", "similarity", "topic")
@@ -119,6 +119,14 @@ def test_adapters_are_loaded_when_needed_and_the_least_recently_used_are_dropped
     assert_as_alone(bank.predict(requests), requests, alone)
     assert set(bank.held) == set(TASKS)
     assert sum(size(folders[task]) for task in ask("similarity") if task != "sentiment") <= bound
+
+
+def test_the_first_adapter_has_its_weights_in_slots_alone(folders, alone):
+    bank = TaskBank({"topic": folders["topic"]})
+    requests = [("topic", word) for word in WORDS[:3]]
+    assert_as_alone(bank.predict(requests), requests, alone)
+    assert not [name for name, _ in bank_model(bank).named_parameters() if ".task_1." in name]
+    assert bank._held.nbytes == size(folders["topic"])
 
 
 def test_what_is_dropped_gives_its_memory_back_and_tokenizers_are_shared(folders):
