@@ -104,6 +104,10 @@ class HoulsbyConfig(PeftConfig):
             last layer is trained, if there is one in the layer. See `Ladder`.
         scaling: Factor on the branch: a number, "learned" for a trained one, or "channel" for a
             trained one per channel. He et al. 2022 use 4 with parallel adapters.
+        extension: An extension that section 3.6 of the paper tried and found not to help. "norm": a
+            layer norm before the down projection. "deep": a second hidden layer of size r. "gated":
+            the branch is multiplied with a sigmoid gate of what it reads. None: the bottleneck of
+            section 2.1, which is faster in mixed batches.
         invertible: "nice": add an invertible module after the embeddings, and its inverse before
             the output embedding of a language model head (MAD-X, Pfeiffer et al. 2020). None: add
             none.
@@ -146,6 +150,7 @@ class HoulsbyConfig(PeftConfig):
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
     kind: Literal["houlsby", "pfeiffer", "parallel", "ladder"] = "houlsby"
     scaling: float | int | Literal["learned", "channel"] = 1.0
+    extension: Literal["norm", "deep", "gated"] | None = None
     invertible: Literal["nice"] | None = None
     invertible_reduction_factor: float | int = 2.0
     id2label: dict[int, str] | None = None
@@ -354,6 +359,7 @@ _RULES: dict[str, tuple[Callable[[HoulsbyConfig], object], str]] = {
 }
 # The values that options may have beside kind="ladder".
 _OF_LADDERS: dict[str, tuple[object, ...]] = {
+    "extension": (None,),
     "invertible": (None,),
     "positions": (("feed_forward",),),
     "scaling": (1,),

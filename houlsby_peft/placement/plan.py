@@ -21,6 +21,7 @@ from ..heads.new_heads import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..method.bottleneck import Bottleneck
 from ..method.coupling import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
+from ..method.extensions import BOTTLENECKS
 from ..method.ladder import Ladder
 from ..method.layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..method.modules import (
@@ -158,7 +159,8 @@ class Plan:
         elif place.is_ladder:
             bottleneck = Ladder.from_config(config, width, place.r or config.r, place.rungs)
         else:
-            bottleneck = Bottleneck.from_config(config, width, place.r or config.r)
+            kind_of_bottleneck = BOTTLENECKS[config.extension]
+            bottleneck = kind_of_bottleneck.from_config(config, width, place.r or config.r)
         # One that trains has dropout, as new layers of other methods do, until model.eval().
         bottleneck.train(reference.training or not config.inference_mode)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):

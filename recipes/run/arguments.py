@@ -208,6 +208,11 @@ class AdapterArguments:
         default=None,
         help="Sub-layers to adapt: attention, feed_forward; default: those of the kind.",
     )
+    extension: Literal["norm", "deep", "gated"] | None = flag(
+        default=None,
+        help="An extension of the bottleneck (section 3.6 of the paper): a layer norm, a second "
+        "hidden layer, or a gate on the branch.",
+    )
     dropout: float = flag(default=0.0, help="Dropout inside the bottleneck.")
     init_std: float = flag(default=0.01, help="Standard deviation of the initial projections.")
     init_adapter: str | None = flag(
@@ -227,6 +232,7 @@ class AdapterArguments:
             layers_to_transform=self.layers,
             activation=self.activation,
             kind=self.kind,
+            extension=self.extension,
             positions=self.positions,  # type: ignore[arg-type]  # None: those of the kind
             dropout=self.dropout,
             init_std=self.init_std,

@@ -1,6 +1,5 @@
 """Pretrained encoders with a task head: loaded in the faster data type, and adapted."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,7 +140,8 @@ def find_dtype(command: Command, encoder: str | None) -> BaseDtype:
     method, training = command.method, command.training
     if method.base_dtype != AUTO:
         return method.base_dtype
-    if not method.adds_weights or training.fp16 or _is_sharded(training):
+    is_sharded = training.is_sharded_by("deepspeed") or training.is_sharded_by("fsdp")
+    if not method.adds_weights or training.fp16 or is_sharded:
         return "float32"
 
     def choose() -> Any:
@@ -174,15 +174,6 @@ def _choose_dtype(training: RecipeTrainingArguments, encoder: str) -> str:
     if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32]:
         return "bfloat16"
     return "float32"
-
-
-def _is_sharded(training: RecipeTrainingArguments) -> bool:
-    """Return whether a flag or accelerate asks for DeepSpeed or FSDP."""
-    for plugin in ("deepspeed", "fsdp"):
-        by_accelerate = os.environ.get(f"ACCELERATE_USE_{plugin.upper()}", "").lower() == "true"
-        if getattr(training, plugin) or by_accelerate:
-            return True
-    return False
 
 
 def adapt(

@@ -70,7 +70,7 @@ class RecipeTrainer(ResumableTrainer):
 
     - The loss is the model's own, not multiplied by the number of processes and accumulated steps.
     - A loss that becomes NaN or infinite stops the run.
-    - Predictions are in the order of the rows.
+    - Predictions are in the order of the rows, and the loss of a split is the mean over its rows.
     - Up projections may learn at a rate of their own.
     - A step may be one CUDA graph, and a ladder's encoder may read kept states.
     - There are scores of the step whose weights the model ends with.
@@ -257,6 +257,32 @@ class RecipeTrainer(ResumableTrainer):
         if metric_key_prefix == "test" and output.label_ids is not None:
             self._of_test = test_dataset, output
         return output
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Predict a batch as Trainer.prediction_step does. The loss leaves out repeated rows.
+
+        Several processes fill their last batches with the first rows of the split. The Trainer
+        drops what they predict for these, but the mean loss of the batch would include them.
+        """
+        size = len(inputs["input_ids"])
+        state, index = self.accelerator.gradient_state, self.accelerator.process_index
+        step = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        if self.accelerator.num_processes == 1 or not state.end_of_dataloader:
+            return step
+        if state.remainder in (-1, 0):  # unknown, or none is repeated
+            return step
+        rows = state.remainder - index * size
+        # A process without rows of its own takes part, because weights may be sharded. The
+        # Trainer drops its loss.
+        kept = {name: values[: max(1, rows)] for name, values in inputs.items()}
+        loss, _, _ = super().prediction_step(model, kept, True, ignore_keys)
+        return (loss, *step[1:])
 
     @property
     def record(self) -> AdapterRecord | None:

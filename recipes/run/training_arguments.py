@@ -3,6 +3,7 @@ alone writes into its own copy.
 """
 
 import copy
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
 
-from run.edge import RecipeError
+from run.edge import RecipeError, log
 from run.run import lower_is_better
 
 
@@ -139,14 +140,52 @@ class RecipeTrainingArguments(TrainingArguments):
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         self.ddp_find_unused_parameters |= self.adapter_drop
+        if not torch.accelerator.is_available():
+            self._prepare_processors()
         warmup_steps, self.warmup_steps = self.warmup_steps, self.warmup_steps or 0.0
         super().__post_init__()
         self.warmup_steps = warmup_steps
+        self._check_processes()
         if self.cuda_graphs:
             self._check_cuda_graphs()
         if self.n_gpu > 1:
             # The Trainer would copy the model to all of them in every step, on threads.
             self._n_gpu = 1
+
+    def is_sharded_by(self, plugin: Literal["deepspeed", "fsdp"]) -> bool:
+        """Return whether a flag or accelerate asks for DeepSpeed or FSDP."""
+        by_accelerate = os.environ.get(f"ACCELERATE_USE_{plugin.upper()}", "").lower() == "true"
+        return bool(getattr(self, plugin)) or by_accelerate
+
+    def _prepare_processors(self) -> None:
+        """Let several processes without an accelerator find each other.
+
+        By default, accelerate takes each of them for the only one.
+        """
+        if self.is_sharded_by("deepspeed"):
+            import deepspeed
+
+            self.ddp_backend = "gloo"
+            # DeepSpeed would compile it, which takes minutes and a compiler.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        else:
+            self.use_cpu = True
+
+    def _check_processes(self) -> None:
+        """Refuse to be one of several processes that know nothing of each other."""
+        started = int(os.environ.get("WORLD_SIZE", self.world_size))
+        if started != self.world_size:
+            raise RecipeError(
+                f"{started} processes were started, and each takes itself for one of "
+                f"{self.world_size}. Without a GPU, use recipes/launch/accelerate/ddp.yaml, or "
+                "zero2.yaml or zero3.yaml; FSDP needs GPUs."
+            )
+        is_asked_for_more = {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= os.environ.keys()
+        if self.world_size == 1 and is_asked_for_more:
+            log(
+                "warning: this is one process. To start several without a GPU, give accelerate "
+                "launch --config_file recipes/launch/accelerate/ddp.yaml"
+            )
 
     def _check_cuda_graphs(self) -> None:
         """Refuse what a graph would silently leave out."""

@@ -22,7 +22,6 @@ FIGURES = (
     "compare",
     "curves",
     "depth",
-    "first_steps",
     "init_scale",
     "robustness",
     "stability",

@@ -69,11 +69,14 @@ after python recipes/studies/figure.py init_scale runs/h6_init
 # Section 3.6: sizes 8, 64 and 256, from the runs of table 1; the mean over the tasks is printed beside the paper's
 after python recipes/studies/figure.py init_scale runs/h1/table
 
-# Section 3.6: other activations, adapters after the attention only, and adapters parallel to both sub-layers
+# Section 3.6, the extensions without gain: (i) a norm in the bottleneck, (ii) a second hidden layer, (iii) other
+# activations, (iv) adapters after the attention only, (v) parallel to both sub-layers, also with a gate
 variant() {  # flags
     sweep recipes/glue.py --task mnli cola --preset houlsby2019 --model_name $base --seed 0 1 2 "$@"
 }
+variant --extension norm deep --output_dir runs/h36/extensions
 variant --activation gelu tanh relu swish --output_dir runs/h36/activations
 variant --positions attention --output_dir runs/h36/attention_only
 variant --kind parallel --positions attention feed_forward --output_dir runs/h36/parallel
+variant --kind parallel --positions attention feed_forward --extension gated --output_dir runs/h36/parallel_gated
 after python recipes/studies/figure.py compare runs/h36 --baseline "gelu, kind houlsby, r 64" --score accuracy

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from scipy import stats
 
-from houlsby_peft import Bottleneck
+from houlsby_peft import Bottleneck, HoulsbyConfig
+from houlsby_peft.method.extensions import BOTTLENECKS
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -33,6 +35,18 @@ def test_initialization_is_a_normal_distribution_truncated_at_two_standard_devia
         assert drawn.std().item() == pytest.approx(expected.std(), rel=0.02)
         assert stats.kstest(drawn[:5000].numpy(), expected.cdf).pvalue > 1e-4
         assert not projection.bias.any()
+
+
+@pytest.mark.parametrize(
+    ("extension", "further"), [("norm", 2 * 16), ("deep", 4 * 4 + 4), ("gated", 16 + 1)]
+)
+def test_an_extension_adds_few_weights_and_starts_near_the_identity(extension, further):
+    config, hidden = HoulsbyConfig(extension=extension), torch.randn(50, 16)
+    module = BOTTLENECKS[extension].from_config(config, 16, 4)
+    assert sum(weight.numel() for weight in module.parameters()) == 2 * 4 * 16 + 16 + 4 + further
+    assert 0 < (module(hidden) - hidden).abs().max() < 0.02
+    module = BOTTLENECKS[extension].from_config(replace(config, init_std=0), 16, 4)
+    assert torch.equal(module(hidden), hidden)
 
 
 def test_dropout_acts_on_the_branch_only_and_only_in_training():

@@ -98,7 +98,8 @@ def test_an_option_of_a_later_version_is_left_out(tmp_path):
     [
         {"r": 3, "activation": "tanh", "dropout": 0.25, "share_layers": 3, "init_std": 0.5,
          "init_weights": False},
-        {"kind": "parallel", "scaling": "channel", "invertible": "nice", "train_layer_norm": "all"},
+        {"kind": "parallel", "scaling": "channel", "invertible": "nice", "train_layer_norm": "all",
+         "extension": "gated"},
         {"positions": ("attention",), "layers_to_transform": [0, 7],
          "layers_pattern": ["layer", "block"], "exclude_modules": "embeddings.norm",
          "rank_pattern": {"output": 8}, "modules_to_save": ["pooler"]},

@@ -62,6 +62,7 @@ ADAPTERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         {"kind": "parallel", "scaling": 4.0, "invertible": "nice", "positions": ("attention",)},
     ),
     "ladder": (tiny_bert, {"kind": "ladder", "layers_to_transform": [1, 3]}),
+    "gated": (tiny_bert, {"extension": "gated", "train_layer_norm": False}),
     # No row of the table of architectures describes this model.
     "inferred": (HomeMade, {"modules_to_save": ["classifier"]}),
 }

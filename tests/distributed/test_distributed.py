@@ -7,8 +7,12 @@ DDP runs in every suite, the other strategies with `-m slow`; `.ci/run` adds FSD
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -82,6 +86,34 @@ def test_two_processes_under_ddp_do_what_one_does_even_if_one_is_killed_while_it
     assert "exitcode: -9" in log
     assert "checkpoint-8: it is incomplete" in log
     check_all(killed, one, "ddp", inputs)
+
+
+def first_command(page: str) -> list[str]:
+    """The first command of a page of the docs."""
+    block = (ROOT / "docs" / page).read_text().partition("```bash\n")[2].partition("```")[0]
+    return shlex.split(block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["ddp", "zero2", "zero3"])
+def test_the_documented_command_runs_two_processes_without_a_gpu(config, inputs, tmp_path):
+    """Nothing imitates a GPU here."""
+    accelerate, *words = first_command("distributed.md")
+    assert (accelerate, words[:2]) == ("accelerate", ["launch", "--config_file"])
+    words[2] = words[2].replace("ddp", config)
+    flags = ["--max_steps", "4", "--report_to", "none", "--output_dir", str(tmp_path / "run")]
+    flags += ["--model_name", str(inputs / "model"), "--data_dir", str(inputs / "data")]
+    # Not the launcher's usual port, which another run may have.
+    launcher = ["-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    command = [sys.executable, *launcher, *words[1:], *flags]
+    command[command.index("mrpc")] = "mnli"
+    process = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert process.returncode == 0
+    strategy = json.loads((tmp_path / "run" / "results.json").read_text())["strategy"]
+    kind = "DDP" if config == "ddp" else config.replace("zero", "ZeRO-")
+    assert (strategy["type"], strategy["processes"]) == (kind, 2)
 
 
 @pytest.mark.slow

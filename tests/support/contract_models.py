@@ -257,6 +257,17 @@ ROWS = [
         skip=bert_skip,
     ),
     Row(
+        "bert, gated and deep", bert, BERT,
+        {"r": 4, "extension": "gated"}, {"r": 4, "extension": "deep", "train_layer_norm": False},
+    ),
+    Row(
+        "bert, a norm in the bottleneck and a gate in parallel", bert, BERT,
+        {"r": 4, "extension": "norm", "scaling": 2.0, "share_layers": 1},
+        {"r": 4, "extension": "gated", "kind": "parallel", "scaling": "channel",
+         "positions": ("attention", "feed_forward")},
+        skip=bert_skip,
+    ),
+    Row(
         "gpt2, parallel with an invertible module", gpt2, GPT2,
         {"r": 4, "kind": "parallel", "scaling": "learned", "invertible": "nice",
          "activation": "tanh"},
@@ -404,20 +415,40 @@ def _after(
             owner = f"{FILE_PREFIX}{_owner(place, row.places, fields)}.houlsby_adapter."
             if not _is_adapted(place, fields) or f"{owner}down_proj.weight" not in weights:
                 continue
-            inner = (
-                read(fields.get("kind", "houlsby"), hidden).float()
-                @ weights[f"{owner}down_proj.weight"].T
-                + weights[f"{owner}down_proj.bias"]
-            )
-            inner = ACTIVATIONS[fields.get("activation", "gelu")](inner)
-            inner = inner @ weights[f"{owner}up_proj.weight"].T + weights[f"{owner}up_proj.bias"]
+            of_owner = {
+                key.removeprefix(owner): weight
+                for key, weight in weights.items()
+                if key.startswith(owner)
+            }
+            inner = _branch(read(fields.get("kind", "houlsby"), hidden).float(), of_owner, fields)
             scaling = fields.get("scaling", 1.0)
-            inner = inner * (weights[f"{owner}scaling"] if isinstance(scaling, str) else scaling)
+            inner = inner * (of_owner["scaling"] if isinstance(scaling, str) else scaling)
             hidden = hidden + inner.to(hidden.dtype)
         hidden = hidden.movedim(-1, row.channel_dim)
         return (hidden, *result[1:]) if isinstance(result, tuple) else hidden
 
     return hook
+
+
+def _branch(
+    read: torch.Tensor, weights: dict[str, torch.Tensor], fields: dict[str, Any]
+) -> torch.Tensor:
+    """What a bottleneck adds, before its factor, with the extensions of section 3.6."""
+
+    def linear(name: str, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    activation = ACTIVATIONS[fields.get("activation", "gelu")]
+    extension = fields.get("extension")
+    gate = torch.sigmoid(linear("gate", read)) if extension == "gated" else 1
+    if extension == "norm":
+        centered = read - read.mean(-1, keepdim=True)
+        read = centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        read = read * weights["norm.weight"] + weights["norm.bias"]
+    inner = activation(linear("down_proj", read))
+    if extension == "deep":
+        inner = activation(linear("hidden_proj", inner))
+    return gate * linear("up_proj", inner)
 
 
 def _layer(place: str) -> tuple[str, int]:

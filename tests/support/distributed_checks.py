@@ -99,6 +99,10 @@ def plain_process(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
             np.testing.assert_allclose(run.predictions, logits, atol=TOLERANCE)
         right = logits.argmax(-1) == [row["label"] for row in rows]
         assert best[f"{split}_accuracy"] == pytest.approx(right.mean(), abs=1e-12)
+        of_rows = torch.nn.functional.cross_entropy(
+            torch.tensor(logits), torch.tensor([row["label"] for row in rows])
+        )
+        assert best[f"{split}_loss"] == pytest.approx(of_rows.item(), abs=TOLERANCE)
 
 
 def one_writer(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:

@@ -28,8 +28,7 @@ STEPS = 12
 # Labels that are hard to learn, and validation splits that divide neither by two processes nor by
 # the batch size.
 ROWS = {"train": 96, "validation_matched": 31, "validation_mismatched": 23}
-# No two evaluations have the same score in the chosen split: the loss, which would decide, is over
-# padded batches.
+# No two evaluations have the same score in the chosen split.
 FLAGS = (
     f"--task mnli --max_steps {STEPS} --learning_rate 3e-3 --logging_steps 1 "
     "--train_sampling_strategy random --eval_strategy steps --eval_steps 4 "

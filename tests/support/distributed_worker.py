@@ -40,11 +40,12 @@ ORDERS = json.loads(os.environ["WORKER_ORDERS"])
 
 def imitate_gpus() -> None:
     """accelerate takes machines without GPUs for single processes; so it is told the backend and
-    the device.
+    the device, and the recipe that there is an accelerator.
     """
     is_fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
     # With this type, DDP would be given the number of a GPU; without it, FSDP is not set up.
     kind = DistributedType.MULTI_GPU if is_fsdp else DistributedType.MULTI_CPU
+    torch.accelerator.is_available = lambda: True
     PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", kind)
     PartialState.set_device = lambda self: setattr(self, "device", torch.device("cpu"))
     # The Trainer accepts --bf16 on CPUs only together with --use_cpu, which would change the

@@ -16,7 +16,8 @@ from run.run import RESULTS_FILE, is_free, lower_is_better
 
 # Flags of the recipes for which a sweep takes several values, in the order of the runs.
 AXES = (
-    *("task", "method", "activation", "r", "init_std", "share_layers", "top_k", "lora_r"),
+    *("task", "method", "activation", "extension", "r", "init_std", "share_layers", "top_k"),
+    "lora_r",
     *("learning_rate", "num_train_epochs", "seed"),
 )
 # What validation may choose, and what it chooses by default.
@@ -25,6 +26,7 @@ CHOSEN = ("learning_rate", "num_train_epochs")
 # Flags that only one method uses; the other methods have one run, not one per value.
 MEANT_FOR = {
     "activation": "houlsby",
+    "extension": "houlsby",
     "r": "houlsby",
     "share_layers": "houlsby",
     "init_std": "houlsby",
