@@ -53,6 +53,7 @@ class Question:
         task: The name of the task in its bank.
         top_k: As for `TaskBank.predict`.
         all_classes: Whether a task with classes returns all of them, whatever its threshold.
+        refuses_cut: Whether a text that is longer than the model reads is refused, not cut.
         threshold: The least score of a class, as a task of the bank has it.
         bank_task: The task with the adapter that it has now, until there is a result.
         rows: The rows that have to run, until there is a result.
@@ -65,6 +66,7 @@ class Question:
     task: str = ""
     top_k: int | None = None
     all_classes: bool = False
+    refuses_cut: bool = False
     threshold: float | None = None
     bank_task: BankTask | None = None
     rows: list[Row] = field(default_factory=list)

@@ -35,6 +35,10 @@ _TOKENIZING = threading.Lock()
 _WINDOW = 384
 
 
+class EmptyInputError(ValueError):
+    """An input has no text."""
+
+
 class Reader(ABC):
     """Encodes the inputs of one adapter, and decodes the model's outputs for them.
 
@@ -98,7 +102,7 @@ class Reader(ABC):
         return TaskFacts(
             pipeline=self.task.pipeline,
             labels=tuple(name for _, name in sorted(self.labels.items())),
-            base_model=Path(str(self.model.get_base_model().name_or_path)).name,
+            base_model=_name_of_base(self.model),
             max_tokens=self.cut.get("max_length"),
             dtype=str(self.model.dtype).removeprefix("torch."),
             fingerprint=self.fingerprint,
@@ -110,6 +114,8 @@ class Reader(ABC):
         self._check_options(question)
         with _TOKENIZING:
             rows = self._encode_safely(question.text)
+            if question.refuses_cut:
+                self._check_length(question.text)
         for row in rows:
             self._check_tokens(row.inputs["input_ids"])
         question.rows = rows
@@ -152,7 +158,7 @@ class Reader(ABC):
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
         "".join(text).encode()  # half of a surrogate pair is a ValueError, not the tokenizer's own
         if not self.has_text(text):
-            raise ValueError(
+            raise EmptyInputError(
                 f"Each input must have a text to read; got {shortened(repr(text))} for "
                 f"{self.called!r}. Leave out empty texts."
             )
@@ -188,6 +194,16 @@ class Reader(ABC):
                 "the adapter was trained with."
             )
 
+    def _check_length(self, text: Input) -> None:
+        """Refuse a text that is cut; those that are read in parts are not."""
+        most = self.cut.get("max_length")
+        if most is None or self.needs_spans:
+            return
+        texts = (text,) if isinstance(text, str) else text
+        tokens = len(self.tokenizer(*texts, verbose=False)["input_ids"])
+        if tokens > most:
+            raise ValueError(f"Each text must have at most {most:,} tokens; got {tokens:,}.")
+
     def encode(self, text: Input) -> list[Row]:
         """Return an input as the model reads it. One thread at a time may use a tokenizer."""
         # As a batch of one, because tokenizers take a single pair whose second text is empty for
@@ -204,6 +220,13 @@ class Reader(ABC):
         and in float32 on the CPU: `(tokens, ...)` without padding if they are per token, else
         `(classes,)`.
         """
+
+
+def _name_of_base(model: PeftModel) -> str:
+    """Return the base model's name as its adapters record it, without the folders of a path."""
+    names = [config.base_model_name_or_path for config in model.peft_config.values()]
+    name = str(names[0] if names and names[0] else model.get_base_model().name_or_path)
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _is_pair(text: object) -> bool:

@@ -130,6 +130,12 @@ class TaskBank:
         with self._lock:
             return tuple(task.name for task in self._held)
 
+    @property
+    def nbytes(self) -> int:
+        """The memory that adapters take which may be dropped, in bytes."""
+        with self._lock:
+            return self._held.nbytes
+
     def predict(
         self,
         requests: Iterable[tuple[str | Sequence[str], Input]],

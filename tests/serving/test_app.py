@@ -15,7 +15,7 @@ from hub_models import WORDS, make_adapter
 
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-from houlsby_peft.service.tokens import Tokens, read_tokens
+from houlsby_peft.service.guards import Tokens, read_tokens
 from running_service import ServiceInThread
 
 
@@ -70,7 +70,10 @@ def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
     )
     status, metrics = service.ask("/metrics")
     assert 'houlsby_predictions_total{task="second"} 2.0' in metrics
-    assert "houlsby_failed_tasks 0.0" in metrics
+    assert 'houlsby_task_up{task="third"} 1.0' in metrics
+    assert service.headers["x-request-id"] != "abc 1"
+    assert 'route="/predict",status="200"' in metrics
+    assert 'base_model="base' in metrics
 
 
 def test_the_page_shows_the_answers_of_all_tasks_in_a_browser(service):
@@ -109,7 +112,7 @@ def test_the_page_shows_the_answers_of_all_tasks_in_a_browser(service):
         ([{"task": "first", "text": "\ud800"}], ["inputs", 0, "text"]),
         ([{"task": "first", "question": "a", "context": "b", "text": "c"}], ["inputs", 0]),
         ([{"tasks": ["first"], "task": "first", "text": "a"}], ["inputs", 0]),
-        ([{"text": "a"}], ["inputs", 0]),
+        ([{"task": "", "text": "a"}], ["inputs", 0, "task"]),
     ],
 )
 def test_a_wrong_request_is_refused_with_the_place(service, rows, where):
@@ -135,7 +138,7 @@ def test_requests_that_cannot_be_answered_and_bodies_of_another_form_are_refused
     assert "at most 2,000 characters; got 2,001" in found["error"]
     status, found = service.predict(good, {"task": "other", "text": "a"})
     assert (status, found["detail"]["row"]) == (404, 1)
-    assert "GET /tasks; got 'other'" in found["detail"]["rule"]
+    assert "'third']; got other" in found["detail"]["rule"]
     assert service.predict({"task": "first", "question": "a", "context": ""})[0] == 200
     both = {"tasks": ["first", "second"], "text": "a"}
     status, found = service.predict(both, {"task": "second", "text": "a"})
@@ -157,7 +160,7 @@ def test_requests_that_cannot_be_answered_and_bodies_of_another_form_are_refused
     assert service.ask("/predict", large)[0] == 413
     assert service.ask("/predict", large, "text/plain")[0] == 415
     assert service.ask("/nothing")[0] == 404
-    assert service.ask("/predict", method="GET")[1]["detail"] == "Method Not Allowed"
+    assert service.ask("/predict", method="GET")[1]["error"] == "Method Not Allowed"
 
 
 def test_tasks_are_added_replaced_and_removed_by_requests(folder, base, tmp_path):
@@ -202,7 +205,10 @@ def test_tasks_are_added_replaced_and_removed_by_requests(folder, base, tmp_path
         assert (health["status"], list(health["failed"])) == ("degraded", ["first"])
         assert str(tmp_path) not in json.dumps(health)
         assert service.ask("/health")[1] == health, "no token is needed"
-        assert "houlsby_failed_tasks 1.0" in service.ask("/metrics", **asks)[1]
+        metrics = service.ask("/metrics", **asks)[1]
+        assert 'houlsby_task_up{task="first"} 0.0' in metrics
+        for status in (401, 403):
+            assert f'status="{status}"' in metrics
         row["inputs"][0]["task"] = "first"
         assert service.post("/predict", row, **asks)[0] == 200
     finally:
@@ -235,7 +241,7 @@ def test_names_that_are_no_utf_8_are_answered(folder, tmp_path):
     config.write_text(config.read_text().replace("praise", r"\ud800"))
     service = ServiceInThread(live)
     try:
-        assert service.ask("/tasks")[1] == {"tasks": ["label", "caf\ufffd"]}
+        assert service.ask("/tasks")[1] == {"tasks": ["label"]}
         assert list(service.ask("/health")[1]["failed"]) == ["caf\ufffd"]
         assert service.predict({"task": "caf\ufffd", "text": "a"})[0] == 500
         status, found = service.predict({"task": "label", "text": WORDS[0], "top_k": 3})

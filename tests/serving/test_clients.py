@@ -96,9 +96,9 @@ def test_the_client_of_openai(service, expected):
         found = client.embeddings.create(model="vectors", input=WORDS[0], dimensions=5)
         short = unit(expected["vectors"].predict(WORDS[0])[0][:5])
         numpy.testing.assert_allclose(found.data[0].embedding, short, rtol=1e-3, atol=1e-5)
-        with pytest.raises(openai.NotFoundError, match="GET /tasks; got 'nothing'"):
+        with pytest.raises(openai.NotFoundError, match="got nothing"):
             client.embeddings.create(model="nothing", input="a")
-        with pytest.raises(openai.APIStatusError, match="the task is text-classification"):
+        with pytest.raises(openai.APIStatusError, match="'topics' is text-classification"):
             client.embeddings.create(model="topics", input="a")
 
 
@@ -121,7 +121,7 @@ def test_requests_of_text_embeddings_inference_and_vllm(service, expected):
     assert labels(found) == names[0]
     status, found = service.post("/predict", {"inputs": WORDS[0]})
     assert (status, found["error_type"]) == (422, "validation")
-    assert "/tasks/answers" in found["error"]
+    assert "4 tasks" in found["error"]
     status, found = service.post("/tasks/vectors/embed", {"inputs": [WORDS[0]]})
     numpy.testing.assert_allclose(found, [unit(expected["vectors"].predict(WORDS[0])[0])], 1e-3)
     status, found = service.post("/embed", {"inputs": WORDS[0], "model": "vectors"})

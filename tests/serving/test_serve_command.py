@@ -73,7 +73,8 @@ def check_one_process(service, adapters, folder):
     import psutil
 
     assert psutil.Process(service.process.pid).children(recursive=True) == []
-    assert service.predict({"task": "first", "text": "a"})[0] == 200
+    row = {"inputs": [{"task": "first", "text": "a"}]}
+    assert service.post("/predict", row, x_request_id="abc")[0] == 200
     (adapters / "second").rename(adapters / "new")
     (adapters / "third" / "adapter_model.safetensors").write_bytes(b"no tensors")
     end = time.time() + 30
@@ -85,13 +86,25 @@ def check_one_process(service, adapters, folder):
     with pytest.raises(SystemExit, match=f"port {service.port} of 127.0.0.1.*another --port"):
         main(["serve", "--adapters", str(folder), "--port", str(service.port)])
     assert set(end_under_load(service, 8)) == {200}
-    lines = [json.loads(line) for line in service.log.read_text().splitlines() if "{" in line]
+    lines = [json.loads(line) for line in service.log.read_text().splitlines()]
     messages = [line["message"] for line in lines]
     changes = [message for message in messages if message.startswith("Task ")]
     expected = [f"Task '{task}' was added." for task in (*TASKS, "new")]
     assert sorted(changes) == sorted([*expected, "Task 'second' was removed."])
     assert sum("'third' cannot be loaded" in message for message in messages) == 1
-    assert any('"POST /predict HTTP/1.1" 200' in message for message in messages)
+    [line] = [line for line in lines if line.get("request_id") == "abc"]
+    del line["time"], line["message"], line["seconds"]
+    assert line == {
+        "level": "info",
+        "logger": "houlsby_peft.access",
+        "method": "POST",
+        "route": "/predict",
+        "status": 200,
+        "task": "first",
+        "rows": 1,
+        "request_id": "abc",
+    }
+    assert not any("/health" in message for message in messages)
 
 
 @pytest.mark.parametrize(
