@@ -80,9 +80,9 @@ def _key(row: Row) -> tuple[object, ...]:
     return tuple(key)
 
 
-def _text_of(row: Row) -> tuple[tuple[object, ...], ...]:
-    """Return the inputs of a row, to compare them with others."""
-    return tuple((name, *values) for name, values in row.inputs.items())
+def _text_of(row: Row) -> tuple[tuple[int, ...], ...]:
+    """Return the inputs of a row, to compare them with those of others of its model."""
+    return tuple(map(tuple, row.inputs.values()))
 
 
 def run(rows: Iterable[Row], most_rows: int) -> None:

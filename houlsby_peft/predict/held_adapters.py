@@ -186,7 +186,6 @@ class HeldAdapters:
 
     def _hold(self, task: BankTask) -> Reader:
         adapter = self._held[ref(task)] = self._load(task)
-        adapter.reader.fingerprint = fingerprint_files(task.files or ())
         return adapter.reader
 
     def _drop_gone(self) -> None:
@@ -304,6 +303,7 @@ class HeldAdapters:
 def _make_reader(task: BankTask, predictor: Predictor, called: str) -> Reader:
     """Return what reads the inputs of a task, if its adapter can be used."""
     reader = predictor.reader(called)
+    reader.fingerprint = _fingerprint(task.files or ())
     reader.read(Question(reader.example, threshold=task.source.threshold))
     return reader
 
@@ -328,7 +328,7 @@ def list_files(folder: Path) -> Files:
     return tuple(files)
 
 
-def fingerprint_files(files: Files) -> str:
+def _fingerprint(files: Files) -> str:
     """Return the first 16 digits of the SHA-256 of an adapter's files, with their names."""
     digest = hashlib.sha256()
     for path, *_ in files:

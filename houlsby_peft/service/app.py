@@ -44,7 +44,7 @@ def make_app(engine: Engine, options: ServiceOptions, tokens: Tokens) -> FastAPI
     )
     service = app.state.service = Service(engine, options)
     add_error_handlers(app)
-    for routes in (tei_routes.router, openai_routes.router, router):
+    for routes in (openai_routes.router, tei_routes.router, router):
         app.include_router(routes)
     app.add_middleware(Guard, service=service, tokens=tokens)
     return app
@@ -115,7 +115,7 @@ async def tasks(service: OfService) -> Response:
 @router.get("/tasks/{task:path}")
 async def facts(task: str, service: OfService) -> Response:
     """Return the kind, the labels, the base model and the fingerprint of a task."""
-    return Json({"task": task, **asdict(await service.facts(task))})
+    return Json({"task": task, **asdict(await service.engine.facts(task))})
 
 
 @router.put("/tasks/{task:path}")

@@ -63,7 +63,7 @@ async def models(service: OfService) -> Response:
 @router.get("/v1/models/{task:path}")
 async def model(task: str, service: OfService) -> Response:
     """Return a task as a model."""
-    await service.facts(task)
+    await service.engine.facts(task)
     return Json(_describe(task, service))
 
 
@@ -83,22 +83,14 @@ async def embeddings(body: Embeddings, service: OfService) -> Response:
 
 @router.post("/classify")
 @router.post("/v1/classify", include_in_schema=False)
-async def classify(body: Classify, service: OfService) -> Response:
+@router.post("/tasks/{task:path}/classify")
+async def classify(body: Classify, service: OfService, task: str | None = None) -> Response:
     """Return the best class and the probabilities of each `input`, as vLLM does.
 
     For `inputs`, return what vLLM's semantic router reads: all classes of a text or, for token
     classification, its entities with the positions of their letters.
     """
-    return await _classify(service, body, body.model)
-
-
-@router.post("/tasks/{task:path}/classify")
-async def classify_of_task(task: str, body: Classify, service: OfService) -> Response:
-    """Answer as /classify for a task, as the router sends no name of one."""
-    return await _classify(service, body, task)
-
-
-async def _classify(service: Service, body: Classify, task: str | None) -> Response:
+    task = task or body.model
     if (body.input is None) is (body.inputs is None):
         raise HTTPException(422, "The body must have either input or inputs.")
     if body.inputs is not None:

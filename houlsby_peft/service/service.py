@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from houlsby_peft_serve import ServiceOptions
 
-from ..predict.questions import Question, TaskFacts
+from ..predict.questions import Question
 from .engine import Engine, Status
 from .refusals import UnansweredError
 
@@ -134,10 +134,6 @@ class Service:
         self._status = await self.engine.status()
         return self._status
 
-    async def facts(self, task: str) -> TaskFacts:
-        """Return what is known of a task."""
-        return await self.engine.facts(task)
-
     async def choose_task(self, name: str | None) -> str:
         """Return the task that a request names; without a name, the only one."""
         if name is not None:
@@ -177,52 +173,38 @@ class Service:
                 metric.remove_by_labels({"task": task})
             self._named.remove(task)
         if status.tasks and not self._base_model:
-            self._base_model = (await self.facts(status.tasks[0])).base_model
+            self._base_model = (await self.engine.facts(status.tasks[0])).base_model
         metrics: bytes = generate_latest(self._registry)
         return metrics
 
     def collect(self) -> Iterable[Metric]:
         """Yield what the engine counts, as of the last look at it."""
-        yield _gauge(
-            "houlsby_build_info",
-            "The version of houlsby_peft and the base model.",
-            1,
-            {
-                "version": version("houlsby-peft"),
-                "base_model": self._base_model,
-            },
-        )
+        build = {"version": version("houlsby-peft"), "base_model": self._base_model}
+        yield _gauge("build_info", "The version of houlsby_peft and the base model.", 1, build)
         status = self._status
-        if status is not None:
-            yield from self._measure_engine(status)
-
-    def _measure_engine(self, status: Status) -> Iterator[Metric]:
-        yield _gauge("houlsby_tasks", "Tasks that are served.", len(status.tasks))
+        if status is None:
+            return
         states = GaugeMetricFamily(
             "houlsby_task_up", "1 if the newest adapter of a task is served, or 0.", labels=["task"]
         )
         for task in list(dict.fromkeys([*status.failed, *status.tasks]))[:_MOST_TASKS]:
             states.add_metric([task], task not in status.failed)
         yield states
-        is_list_read = status.list == "ok"
-        yield _gauge(
-            "houlsby_adapters_readable", "1 if the folder or list can be read, or 0.", is_list_read
-        )
-        yield _gauge("houlsby_adapters_in_memory", "Adapters in memory.", status.in_memory)
-        yield _gauge("houlsby_adapter_bytes", "Memory of these adapters.", status.adapter_bytes)
-        yield _gauge(
-            "houlsby_adapter_bytes_limit",
-            "Memory that adapters may take (--max-bytes).",
-            self.options.max_bytes,
-        )
-        yield _gauge("houlsby_queued_requests", "Requests that run or wait.", status.queued)
+        is_read = status.list == "ok"
+        most_bytes = self.options.max_bytes
+        yield _gauge("tasks", "Tasks that are served.", len(status.tasks))
+        yield _gauge("list_up", "1 if the folder or list of adapters can be read, or 0.", is_read)
+        yield _gauge("adapters_in_memory", "Adapters in memory.", status.in_memory)
+        yield _gauge("adapter_bytes", "Memory of these adapters.", status.adapter_bytes)
+        yield _gauge("adapter_bytes_limit", "Memory that they may take.", most_bytes)
+        yield _gauge("queued_requests", "Requests that run or wait.", status.queued)
         yield CounterMetricFamily("houlsby_batches", "Batches that have run.", status.batches)
         yield CounterMetricFamily("houlsby_batch_rows", "Rows of these batches.", status.batch_rows)
 
 
 def _gauge(name: str, help: str, value: float, labels: dict[str, str] | None = None) -> Metric:
     labels = labels or {}
-    metric = GaugeMetricFamily(name, help, labels=list(labels))
+    metric = GaugeMetricFamily(f"houlsby_{name}", help, labels=list(labels))
     metric.add_metric(list(labels.values()), value)
     return metric
 

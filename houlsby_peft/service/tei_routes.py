@@ -102,59 +102,6 @@ async def classify(service: Service, body: Predict, task: str | None = None) -> 
     return classes[0] if is_single else classes
 
 
-async def embed(service: Service, body: Embed, task: str | None = None) -> list[list[float]]:
-    """Return the vector of each text."""
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    questions = await ask(
-        service, texts, task or body.model, "feature-extraction", body.truncate is False
-    )
-    return [shape(question, body.normalize, body.dimensions) for question in questions]
-
-
-async def run_pipeline(service: Service, body: Pipeline, task: str | None) -> Any:
-    """Return what the Hub's inference API does for the kind of the task."""
-    entries = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    inputs = map(_read_input, entries)
-    questions = await ask(service, inputs, task or body.model, None, body.truncate is False)
-    values = [shape(question, body.normalize) for question in questions]
-    kind = kind_of(questions)
-    top_k = body.parameters.top_k
-    if top_k is not None:
-        if kind != "text-classification":
-            raise HTTPException(422, f"top_k is for text classification; the task is {kind}.")
-        values = [classes[:top_k] for classes in values]
-    # The clients read classes and vectors as a list with one entry for each text.
-    is_nested = kind in ("text-classification", "feature-extraction")
-    return values if is_nested or isinstance(body.inputs, list) else values[0]
-
-
-async def describe(service: Service, task: str | None = None) -> dict[str, Any]:
-    """Return what text-embeddings-inference says of its model."""
-    name = await service.choose_task(task)
-    facts = await service.facts(name)
-    kind: dict[str, Any] = {facts.pipeline: {}}
-    if facts.pipeline == "feature-extraction":
-        kind = {"embedding": {"pooling": "mean"}}
-    if facts.pipeline == "text-classification":
-        numbers = range(len(facts.labels))
-        id2label = dict(zip(map(str, numbers), facts.labels, strict=True))
-        label2id = dict(zip(facts.labels, numbers, strict=True))
-        kind = {"classifier": {"id2label": id2label, "label2id": label2id}}
-    options = service.options
-    return {
-        "model_id": task or facts.base_model,
-        "model_sha": facts.fingerprint,
-        "model_dtype": facts.dtype,
-        "model_type": kind,
-        "max_concurrent_requests": options.max_queued,
-        "max_input_length": facts.max_tokens,
-        "max_batch_requests": options.batch_size,
-        "max_client_batch_size": options.max_rows,
-        "auto_truncate": True,
-        "version": version("houlsby-peft"),
-    }
-
-
 def _read_texts(entry: str | list[str]) -> Input:
     if isinstance(entry, str):
         return entry
@@ -183,43 +130,68 @@ async def predict_of_task(task: str, body: Predict, service: OfService) -> Respo
 
 
 @router.post("/embed")
-async def embed_texts(body: Embed, service: OfService) -> Response:
-    """Return the vectors of texts."""
-    return Json(await embed(service, body))
-
-
 @router.post("/tasks/{task:path}/embed")
-async def embed_of_task(task: str, body: Embed, service: OfService) -> Response:
+async def embed(body: Embed, service: OfService, task: str | None = None) -> Response:
     """Return the vectors of texts."""
-    return Json(await embed(service, body, task))
-
-
-@router.post("/")
-async def pipeline_at_the_root(body: Pipeline, service: OfService) -> Response:
-    """Answer as for /tasks/NAME."""
-    return Json(await run_pipeline(service, body, None))
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    questions = await ask(
+        service, texts, task or body.model, "feature-extraction", body.truncate is False
+    )
+    return Json([shape(question, body.normalize, body.dimensions) for question in questions])
 
 
 @router.get("/info")
-async def info(service: OfService) -> Response:
-    """Return what is known of the only task."""
-    return Json(await describe(service))
-
-
 @router.get("/tasks/{task:path}/info")
-async def info_of_task(task: str, service: OfService) -> Response:
-    """Return what is known of a task."""
-    return Json(await describe(service, task))
+async def info(service: OfService, task: str | None = None) -> Response:
+    """Return what text-embeddings-inference says of its model."""
+    facts = await service.engine.facts(await service.choose_task(task))
+    kind: dict[str, Any] = {facts.pipeline: {}}
+    if facts.pipeline == "feature-extraction":
+        kind = {"embedding": {"pooling": "mean"}}
+    if facts.pipeline == "text-classification":
+        id2label = {str(number): label for number, label in enumerate(facts.labels)}
+        label2id = {label: number for number, label in enumerate(facts.labels)}
+        kind = {"classifier": {"id2label": id2label, "label2id": label2id}}
+    options = service.options
+    return Json(
+        {
+            "model_id": task or facts.base_model,
+            "model_sha": facts.fingerprint,
+            "model_dtype": facts.dtype,
+            "model_type": kind,
+            "max_concurrent_requests": options.max_queued,
+            "max_input_length": facts.max_tokens,
+            "max_batch_requests": options.batch_size,
+            "max_client_batch_size": options.max_rows,
+            "auto_truncate": True,
+            "version": version("houlsby-peft"),
+        }
+    )
 
 
 @router.get("/tasks/{task:path}/health", include_in_schema=False)
-async def health_of_task(task: str, service: OfService) -> Response:
+async def health(task: str, service: OfService) -> Response:
     """Return that a task is served."""
-    await service.facts(task)
+    await service.engine.facts(task)
     return Json({"status": "ok"})
 
 
+# Behind the routes above, which begin as this one does.
+@router.post("/")
 @router.post("/tasks/{task:path}")
-async def pipeline(task: str, body: Pipeline, service: OfService) -> Response:
+async def pipeline(body: Pipeline, service: OfService, task: str | None = None) -> Response:
     """Answer as the Hub's inference API, for huggingface_hub's InferenceClient."""
-    return Json(await run_pipeline(service, body, task.rstrip("/")))
+    entries = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    inputs = map(_read_input, entries)
+    name = task.rstrip("/") if task else body.model
+    questions = await ask(service, inputs, name, None, body.truncate is False)
+    values = [shape(question, body.normalize) for question in questions]
+    kind = kind_of(questions)
+    top_k = body.parameters.top_k
+    if top_k is not None:
+        if kind != "text-classification":
+            raise HTTPException(422, f"top_k is for text classification; the task is {kind}.")
+        values = [classes[:top_k] for classes in values]
+    # The clients read classes and vectors as a list with one entry for each text.
+    is_nested = kind in ("text-classification", "feature-extraction")
+    return Json(values if is_nested or isinstance(body.inputs, list) else values[0])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
+import time
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
@@ -15,6 +18,7 @@ from hub_models import WORDS, make_adapter
 
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+from houlsby_peft.service import server
 from houlsby_peft.service.guards import Tokens, read_tokens
 from running_service import ServiceInThread
 
@@ -74,6 +78,69 @@ def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
     assert service.headers["x-request-id"] != "abc 1"
     assert 'route="/predict",status="200"' in metrics
     assert 'base_model="base' in metrics
+
+
+def test_head_is_answered_wherever_get_is(service):
+    for path in ("/", "/health", "/health/live", "/tasks", "/tasks/first", "/metrics", "/info"):
+        expected, _ = service.ask(path)
+        length = service.headers.get("content-length")
+        status, nothing = service.ask(path, method="HEAD")
+        assert (status, nothing) == (expected, ""), path
+        assert service.headers.get("content-length") == length, path
+
+
+def test_a_request_has_an_id_and_an_answer_the_fingerprint_of_its_adapter(service, folder):
+    row = {"inputs": [{"task": "first", "text": "a"}]}
+    service.post("/predict", row, x_request_id="abc-1")
+    assert service.headers["x-request-id"] == "abc-1"
+    adapters = service.headers["x-adapters"]
+    service.post("/predict", row, x_request_id="x" * 200)
+    assert len(service.headers["x-request-id"]) == 32
+    facts = service.ask("/tasks/first")[1]
+    assert adapters == f"first={facts['fingerprint']}"
+    assert facts["fingerprint"] != service.ask("/tasks/second")[1]["fingerprint"]
+
+
+def test_all_tasks_are_asked_at_once(service):
+    _, found = service.predict({"tasks": "*", "text": WORDS[0]})
+    _, named = service.predict({"tasks": [*TASKS], "text": WORDS[0]})
+    assert found == named
+
+
+def test_a_body_of_many_values_is_refused_before_they_are_checked(service):
+    many = json.dumps({"inputs": [{}] * 200_000}).encode()
+    start = time.perf_counter()
+    assert service.ask("/predict", many)[0] == 413
+    assert time.perf_counter() - start < 5
+    status, found = service.predict(*[{}] * 15)
+    assert (status, len(found["detail"])) == (422, 10)
+
+
+def send_raw(service, *lines):
+    """Send lines as they are; return the status of the answer, or 0 if the connection ends."""
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        with suppress(ConnectionError):
+            connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        with suppress(ConnectionError):
+            return int((connection.recv(1000) or b"_ 0").split()[1])
+    return 0
+
+
+def test_what_comes_before_a_body_is_limited(service):
+    assert send_raw(service, "GET /tasks HTTP/1.1", "Host: 127.0.0.1") == 200
+    two_hosts = ("Host: 127.0.0.1", "Host: pages.example")
+    assert send_raw(service, "GET /tasks HTTP/1.1", *two_hosts) == 400
+    assert send_raw(service, "GET /tasks HTTP/1.1", *["a: b"] * 200_000) in (0, 400)
+    assert send_raw(service, f"GET /{'a' * 1_000_000} HTTP/1.1") in (0, 400)
+
+
+def test_a_silent_connection_is_closed(service, monkeypatch):
+    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.5)
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"GET /tasks HTTP/1.1\r\nHost: ")
+        assert connection.recv(1000) == b""
 
 
 def test_the_page_shows_the_answers_of_all_tasks_in_a_browser(service):
@@ -186,10 +253,15 @@ def test_tasks_are_added_replaced_and_removed_by_requests(folder, base, tmp_path
         assert service.ask("/tasks/7", method="DELETE", **changes)[0] == 200
         assert service.ask("/tasks", **asks)[1] == {"tasks": ["first", "new"]}
         assert "new:" in listed.read_text()
-        lost = json.dumps({"source": "adapters/lost"}).encode()
-        status, found = service.ask("/tasks/new", lost, method="PUT", **changes)
-        assert status == 422
-        assert str(tmp_path) not in found["error"]
+        for path, wrong in {
+            "/tasks/new": "adapters/lost",
+            "/tasks/home": "~/adapter",
+            "/tasks/%1b[31mred": "adapters/second",
+        }.items():
+            source = json.dumps({"source": wrong}).encode()
+            status, found = service.ask(path, source, method="PUT", **changes)
+            assert status == 422
+            assert str(tmp_path) not in found["error"]
         assert service.post("/predict", row, **asks)[0] == 200
         assert 'task="new"' in service.ask("/metrics", **asks)[1]
         assert service.ask("/tasks/new", method="DELETE", **changes)[0] == 200
@@ -222,7 +294,8 @@ def test_tokens_are_read_from_a_file_or_the_environment(tmp_path, monkeypatch):
     path = tmp_path / "tokens"
     path.write_text("predict: [x]")
     assert read_tokens(str(path)) == Tokens(("x",))
-    for text in ("secret", "", "predict: []", "read: [secret]", "predict: ['']", "predict: [1]"):
+    wrong = ("secret", "", "predict: []", "read: [secret]", "predict: ['']", "predict: [1]")
+    for text in (*wrong, "predict: secret\u00e9", f"predict: {'a' * 129}"):
         path.write_text(text)
         with pytest.raises(ValueError, match="predict:") as caught:
             read_tokens(str(path))
