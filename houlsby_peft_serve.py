@@ -171,7 +171,8 @@ def read_options(arguments: argparse.Namespace) -> ServiceOptions:
     """Return the options of a command line.
 
     Raises:
-        ValueError: There are no adapters, or two places of adapters, or a number is out of limits.
+        ValueError: There are no adapters, or two places of them, a file is missing, or a number is
+            out of its limits.
     """
     values = {option.name: getattr(arguments, option.name) for option in fields(ServiceOptions)}
     given = [path for path in (arguments.folder_or_list, values["adapters"]) if path]
@@ -183,6 +184,9 @@ def read_options(arguments: argparse.Namespace) -> ServiceOptions:
         )
     # Not resolved: a link may lead to another folder later.
     values["adapters"] = str(Path(given[0]).expanduser().absolute())
+    for path in (values["adapters"], values["tokens"]):
+        if path and not Path(path).expanduser().exists():
+            raise ValueError(f"{path} is no file or folder that exists.")
     base_model = values["base_model"]
     if base_model and Path(base_model).expanduser().is_dir():
         values["base_model"] = str(Path(base_model).expanduser().absolute())

@@ -195,6 +195,8 @@ class BankEngine:
                 self._state_of_list = "ok"
             except Exception as error:  # a folder may change while it is read
                 reason = hide_folders(str(error))
+                if isinstance(error, OSError) and error.strerror:
+                    reason = f"{Path(error.filename or '').name}: {error.strerror}"
                 if reason != self._state_of_list:
                     _LOG.warning("The adapters cannot be read. %s", reason)
                 self._state_of_list = reason
