@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -24,6 +27,7 @@ from running_service import ServiceInThread
 
 
 TASKS = ("first", "second", "third")
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 @pytest.fixture(scope="module")
@@ -322,3 +326,42 @@ def test_names_that_are_no_utf_8_are_answered(folder, tmp_path):
         assert service.ask("/metrics")[0] == 200
     finally:
         service.stop()
+
+
+def test_the_dashboard_and_the_alerts_name_metrics_that_are_exported(service):
+    service.predict({"task": "first", "text": "a"})
+    metrics = service.ask("/metrics")[1]
+    exported = set(re.findall(r"^(?:# HELP )?(\w+)", metrics, re.MULTILINE))
+    for name in ("dashboard.json", "alerts.yaml"):
+        text = (DEPLOY / name).read_text()
+        used = set(re.findall(r"(?:houlsby|process)_\w+", text)) - {"houlsby_peft"}
+        assert len(used) > 2
+        assert used <= exported, name
+    json.loads((DEPLOY / "dashboard.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "promtool check rules {deploy}/alerts.yaml",
+        "promtool check config {deploy}/prometheus.yaml",
+        "caddy validate --adapter caddyfile --config {deploy}/Caddyfile",
+    ],
+)
+def test_the_tools_of_operators_read_their_files(command, tmp_path):
+    words = command.format(deploy=DEPLOY).split()
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"There is no {words[0]}")
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run(words, check=True, capture_output=True, timeout=60, env=environment)
+
+
+def test_systemd_reads_the_unit(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("There is no systemd-analyze")
+    unit = (DEPLOY / "houlsby-peft.service").read_text()
+    (tmp_path / "houlsby-peft.service").write_text(unit.replace("/opt/houlsby-peft", sys.prefix))
+    words = ["systemd-analyze", "verify", str(tmp_path / "houlsby-peft.service")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    problems = [line for line in done.stderr.splitlines() if "houlsby-peft" in line]
+    assert [line for line in problems if "is not executable" not in line] == []
