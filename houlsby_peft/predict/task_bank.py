@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -107,8 +107,8 @@ class TaskBank:
             compile=compile,
         )
         self._failed: dict[str, _FailedLoad] = {}
-        # Encoded questions, whose adapters stay in memory until they are answered.
-        self._open: WeakSet[Question] = WeakSet()
+        # Encoded questions in their order, whose adapters stay in memory until they are answered.
+        self._open: WeakKeyDictionary[Question, None] = WeakKeyDictionary()
         # Held during a batch and while an adapter is loaded.
         self._lock = threading.Lock()
         # Held while tasks change. The other lock may be acquired within it.
@@ -408,7 +408,7 @@ class TaskBank:
                     if isinstance(error, Exception):
                         question.close(error)
                     else:
-                        self._open.add(question)
+                        self._open[question] = None
 
     def run(self, rows: Sequence[Row]) -> None:
         """Run a batch of rows of encoded questions, as a `Batcher` has chosen it."""
@@ -421,7 +421,7 @@ class TaskBank:
         if question.result is None:
             reader = question.rows[0].reader
             question.close(attempt((Exception,), reader.answer, question))
-        self._open.discard(question)
+        self._open.pop(question, None)
 
     def _answer(
         self, questions: Sequence[Question], batch_size: int, return_errors: bool = False
@@ -444,7 +444,7 @@ class TaskBank:
                     _raise_first(part)
         finally:
             for question in questions:
-                self._open.discard(question)
+                self._open.pop(question, None)
                 question.close(question.result)
 
 

@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
@@ -186,6 +186,7 @@ def deployment_file(options: ServiceOptions) -> str:
 
     Ray has its own options for the address, the log and the machines.
     """
+    options = replace(options, ray=True)
     args = asdict(options)
     for name in ("host", "port", "ray", "replicas", "open", "log", "access_log"):
         del args[name]
