@@ -21,6 +21,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from houlsby_peft_serve import add_flags, read_options
+
 
 _CHECKED = ("text_classification", "token_classification")  # whose labels `check` knows
 _RECIPES = (*_CHECKED, "squad", "mlm")
@@ -167,7 +169,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     _add_training(add)
     _add_sharing(add)
     _add_prediction(add, has_file)
-    _add_service(add)
+    add_flags(add("serve", "serve a folder or a list of adapters over HTTP", _serve))
     _add_conversion(add)
     return parser
 
@@ -332,74 +334,10 @@ def _add_prediction(add: _Add, has_file: bool) -> None:
     predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
 
 
-def _add_service(add: _Add) -> None:
-    serve = add("serve", "serve a folder or a list of adapters over HTTP")
-    serve.add_argument(
-        "--adapters",
-        required=True,
-        metavar="FOLDER_OR_LIST",
-        help="folder of adapters or runs, one of these, or a YAML or JSON list",
-    )
-    serve.add_argument(
-        "--base-model", help="name or folder of the base model, instead of the recorded one"
-    )
-    serve.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
-    )
-    serve.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
-    serve.add_argument(
-        "--batch-size", type=int, default=32, help="rows that are predicted at once (default: 32)"
-    )
-    serve.add_argument(
-        "--cpus",
-        type=int,
-        help="cores that predict, in each process (default: all but one, at most 8; on Ray, at "
-        "most 4)",
-    )
-    serve.add_argument("--gpus", type=float, default=0, help="GPUs that predict (default: 0)")
-    serve.add_argument(
-        "--compile", action="store_true", help="repeat the model's layers on a GPU as CUDA graphs"
-    )
-    serve.add_argument(
-        "--ray", action="store_true", help="predict in replicas, which Ray starts and restarts"
-    )
-    serve.add_argument(
-        "--replicas", type=int, help="replicas under load, on Ray (default: as the cores allow)"
-    )
-    serve.add_argument(
-        "--max-queued", type=int, default=512, help="requests that may wait (default: 512)"
-    )
-    serve.add_argument(
-        "--max-rows",
-        type=int,
-        default=1024,
-        help="rows of a request, counted once per task (default: 1024)",
-    )
-    serve.add_argument(
-        "--max-characters",
-        type=int,
-        default=200_000,
-        help="characters of the texts of a request (default: 200000)",
-    )
-    serve.add_argument(
-        "--watch",
-        type=float,
-        default=5,
-        help="seconds between looks at the adapters; 0: never look",
-    )
-    serve.add_argument(
-        "--tokens", metavar="FILE", help="file with the tokens of clients; see docs/serving.md"
-    )
-    serve.add_argument("--open", action="store_true", help="let other machines ask without a token")
-    serve.add_argument(
-        "--log", choices=("text", "json"), default="text", help="form of the log (default: text)"
-    )
-    serve.add_argument("--access-log", action="store_true", help="log each request")
-    serve.add_argument(
-        "--print-config",
-        action="store_true",
-        help="print the deployment file for a Ray cluster instead",
-    )
+def _serve(options: argparse.Namespace) -> None:
+    """Check the options of the service before the library is imported."""
+    options.service = read_options(options)
+    _run_in_library(options)
 
 
 def _add_conversion(add: _Add) -> None:

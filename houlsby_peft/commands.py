@@ -27,7 +27,6 @@ from .predict.files import json_line, predict_file
 from .predict.load import load
 from .predict.task_bank import TaskBank
 from .saved.adapter import SavedAdapter, adapter_of_run
-from .service.options import ServiceOptions
 from .tables import (
     WRITTEN,
     TableReader,
@@ -175,50 +174,15 @@ def export(options: argparse.Namespace) -> None:
 
 def serve(options: argparse.Namespace) -> None:
     """Serve adapters until a signal ends it, or print the file that lets a Ray cluster do so."""
-    base_model = options.base_model
-    if base_model and Path(base_model).expanduser().is_dir():
-        base_model = str(Path(base_model).expanduser().absolute())
-    on_ray = options.ray or options.replicas is not None or options.print_config
-    cores = os.cpu_count() or 1
-    cpus = options.cpus
-    if cpus is None:
-        # One is left for HTTP.
-        cpus = min(cores, 4) if on_ray else min(max(1, cores - 1), 8)
-    replicas = options.replicas
-    if replicas is None:
-        replicas = max(1, cores // max(1, cpus))
-    service_options = ServiceOptions(
-        # Not resolved: a link may lead to another folder later.
-        adapters=str(Path(options.adapters).expanduser().absolute()),
-        base_model=base_model,
-        batch_size=options.batch_size,
-        cpus=cpus,
-        gpus=options.gpus,
-        compile=options.compile,
-        max_queued=options.max_queued,
-        max_rows=options.max_rows,
-        max_characters=options.max_characters,
-        max_replicas=replicas,
-        tokens=options.tokens,
-        watch=options.watch,
-    )
     if options.print_config:
         from .service.ray_engine import deployment_file
 
-        print(deployment_file(service_options, options.host, options.port), end="")
+        print(deployment_file(options.service), end="")
         return
     from .service.server import run
 
     _hide_messages()
-    run(
-        service_options,
-        options.host,
-        options.port,
-        on_ray=on_ray,
-        is_open=options.open,
-        log=options.log,
-        access_log=options.access_log,
-    )
+    run(options.service)
 
 
 def convert(options: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from inspect import get_annotations
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import type_validator
 from peft import PeftConfig
-from peft.utils import CONFIG_NAME
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers.activations import ACT2FN
 
 from .errors import shortened
@@ -277,6 +278,9 @@ class HoulsbyConfig(PeftConfig):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(fields_of_file, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
+        weights = folder / SAFETENSORS_WEIGHTS_NAME
+        if weights.is_file():  # safetensors gives no other user the right to read it
+            shutil.copymode(folder / CONFIG_NAME, weights)
         # PEFT passes this argument, after it has saved the weights. transformers never does: it
         # saves the weights afterwards, and no card.
         if "auto_mapping_dict" in kwargs and (write_card := type(self).write_card) is not None:

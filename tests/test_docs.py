@@ -42,7 +42,7 @@ def folder_with_bert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/python.md", "docs/coming_from.md", "docs/languages.md", "docs/serving.md"],
+    ["README.md", "docs/python.md", "docs/coming_from.md", "docs/languages.md", "docs/predict.md"],
 )
 def test_snippets_run_and_print_what_the_page_says(page, folder_with_bert, monkeypatch):
     monkeypatch.chdir(folder_with_bert)

@@ -70,6 +70,7 @@ def package_files():
         ROOT / "houlsby_peft/py.typed",
         ROOT / "houlsby_peft/service/page.html",
         ROOT / "houlsby_peft_cli.py",
+        ROOT / "houlsby_peft_serve.py",
     ]
     inside = [*(ROOT / "hub_cards").glob("*.py"), *(ROOT / "hub_cards").glob("*.jinja")]
     inside += [

@@ -33,7 +33,7 @@ from .results import Report, Results, read_report
 
 
 if TYPE_CHECKING:
-    from ..predict.readers import Input
+    from ..predict.questions import Input
 
 
 CARD_FILE = constants.REPOCARD_NAME

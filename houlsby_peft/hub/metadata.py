@@ -18,7 +18,7 @@ from .results import Report, readable_name
 
 
 if TYPE_CHECKING:
-    from ..predict.readers import Input
+    from ..predict.questions import Input
 
 
 # The Hub's names for what evaluate computes; other scores keep their own names.

@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..predict.load import load_saved
-from ..predict.readers import Input
+from ..predict.questions import Input
 from ..saved.adapter import SavedAdapter
 from ..saved.downloads import explain_hub_errors
 from ..saved.tokenizer_files import TOKENIZER_FILES

@@ -12,7 +12,8 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from ..errors import UNPRINTABLE
 from ..tables import WRITTEN, Row, TableReader, TableWriter, find_format
-from .readers import Input, Reader
+from .questions import Input
+from .readers import Reader
 from .task_bank import TaskBank
 
 
@@ -42,7 +43,6 @@ def predict_file(
     readers = {task: bank.reader(task) for task in bank.tasks}
     names_of_tasks = _name_columns(readers, table.columns, top_k, is_json)
     added = [name for names in names_of_tasks.values() for name in names.values()]
-    needs_all = {reader.task.pipeline for reader in readers.values()} == {"question-answering"}
     without_text = 0
     with (
         TableWriter(output, table, added) if output else nullcontext() as writer,
@@ -52,11 +52,11 @@ def predict_file(
             with_text: list[tuple[Row, Input]] = []
             for row in rows:
                 row |= dict.fromkeys(added)
-                text = _read_input(row, columns, needs_all)
-                if text is None:
-                    without_text += 1
-                else:
+                text = _read_input(row, columns)
+                if all(reader.has_text(text) for reader in readers.values()):
                     with_text.append((row, text))
+                else:
+                    without_text += 1
             _add_predictions(bank, with_text, names_of_tasks, batch_size, top_k)
             if writer is None:
                 print(*map(json_line, rows), sep="\n")
@@ -138,15 +138,12 @@ def _cells(prediction: Any, columns: Sequence[str]) -> list[Any]:
     return cells
 
 
-def _read_input(row: Row, columns: Sequence[str], needs_all: bool) -> Input | None:
-    """Return the text or the pair of a row; None if there is no text."""
+def _read_input(row: Row, columns: Sequence[str]) -> Input:
+    """Return the text or the pair of a row; empty where there is none."""
     texts = []
     for column in columns:
         value = row.get(column)
         texts.append("" if value is None else str(value))
-    is_enough = all if needs_all else any
-    if not is_enough(map(str.strip, texts)):
-        return None
     if len(texts) == 1:
         return texts[0]
     return texts[0], texts[1]

@@ -1,44 +1,102 @@
-"""The forward passes of encoded texts, whose rows may be of many adapters."""
+"""What goes into a batch, and its forward pass, whose rows may be of many adapters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from transformers import DataCollatorWithPadding
 
 from ..errors import AdapterError, HubError
-from .readers import EncodedInput, Reader, Row
+from .questions import Row
+from .readers import Reader
 
 
 T = TypeVar("T")
+# Shorter texts cost as much as one of these tokens.
+_LEAST_TOKENS = 32
 
 
-def predict_inputs(inputs: Sequence[EncodedInput], batch_size: int) -> list[Any]:
-    """Return the result of each input. At most `batch_size` rows go through a model at once."""
-    rows_of_inputs = [encoded.rows() for encoded in inputs]
-    run_rows(chain.from_iterable(rows_of_inputs), batch_size)
-    results = []
-    for encoded, rows in zip(inputs, rows_of_inputs, strict=True):
-        results.append(encoded.decode([row.outputs for row in rows]))
-    return results
+class Batcher:
+    """Chooses the rows that go through a model together.
+
+    A batch begins with the first row that waits. Further rows join it in their order if they can go
+    through the same model beside it, as long as there is room, and at most half of the batch is
+    padding. So a long text keeps no short ones waiting for it.
+
+    Args:
+        rows: The rows that wait.
+        most_rows: The most rows of a batch.
+        most_tokens: The most tokens of a batch with its padding, unless a single row has more.
+    """
+
+    def __init__(self, rows: Iterable[Row], most_rows: int, most_tokens: float = math.inf) -> None:
+        self._waiting = list(rows)
+        self._most_rows = most_rows
+        self._most_tokens = most_tokens
+
+    def __iter__(self) -> Iterator[list[Row]]:
+        while self._waiting:
+            yield self.take()
+
+    def take(self) -> list[Row]:
+        """Take the rows of a batch out of those that wait."""
+        batch: list[Row] = []
+        waiting: list[Row] = []
+        key: object = None
+        longest, tokens = 0, 0
+        for row in self._waiting:
+            size = max(row.tokens, _LEAST_TOKENS)
+            most_tokens = min(self._most_tokens, 2 * (tokens + size))
+            if not batch:
+                key = _key(row)
+            elif (
+                len(batch) == self._most_rows
+                or max(size, longest) * (len(batch) + 1) > most_tokens
+                or _key(row) != key
+            ):
+                waiting.append(row)
+                continue
+            batch.append(row)
+            longest, tokens = max(size, longest), tokens + size
+        self._waiting = waiting
+        return batch
 
 
-def run_rows(rows: Iterable[Row], batch_size: int) -> None:
-    """Give rows their outputs; at most `batch_size` of them go through a model at once."""
-    for group in _group(rows):
-        for batch in split_batches(group, batch_size):
-            _forward(batch)
+def _key(row: Row) -> tuple[object, ...]:
+    """Return what the rows of a batch must have in common."""
+    reader, inputs = row.reader, row.inputs
+    key: list[object] = [id(reader.model), *inputs, reader.tokenizer.padding_side]
+    if "attention_mask" not in inputs:
+        # The model would read the padding as text.
+        key.append(("length", len(inputs["input_ids"])))
+    if not reader.can_pad:
+        key.append(_text_of(row))
+    # With ladders alone, the whole encoder runs once per text. What is held in slots is no ladder.
+    config: Any = reader.model.peft_config.get(reader.name)
+    key.append(config is not None and config.kind == "ladder")
+    return tuple(key)
 
 
-def split_batches(items: Sequence[T], batch_size: int) -> Iterator[Sequence[T]]:
-    """Yield consecutive parts of a sequence, of `batch_size` items each."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
-    for start in range(0, len(items), batch_size):
-        yield items[start : start + batch_size]
+def _text_of(row: Row) -> tuple[tuple[int, ...], ...]:
+    """Return the inputs of a row, to compare them with those of others of its model."""
+    return tuple(map(tuple, row.inputs.values()))
+
+
+def run(rows: Iterable[Row], most_rows: int) -> None:
+    """Give rows their outputs; at most `most_rows` of them go through a model at once."""
+    for batch in Batcher(rows, most_rows):
+        run_batch(batch)
+
+
+def split(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield consecutive parts of a sequence, each of which is in memory at once."""
+    if size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {size}.")
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def attempt(catch: tuple[type[Exception], ...], function: Callable[..., Any], *args: Any) -> Any:
@@ -62,54 +120,23 @@ def _drop_tracebacks(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _group(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return rows in groups, each of which can go through a model together.
-
-    The rows of one text stand together, because the layers below the adapters then run once for
-    them. The texts of an adapter stand together, whose weights then need not be gathered.
-    """
+@torch.inference_mode()
+def run_batch(rows: Sequence[Row]) -> None:
+    """Run a batch of a `Batcher`, and give each row its outputs, as `Reader.decode` wants them."""
+    reader = rows[0].reader
+    # A text that several adapters read is in the batch once. The texts of an adapter stand
+    # together, whose weights then need not be gathered.
     rows_of_texts: dict[object, list[Row]] = {}
     for row in rows:
-        inputs = ((name, *values) for name, values in row.part.inputs.items())
-        rows_of_texts.setdefault((id(row.reader.model), *inputs), []).append(row)
+        rows_of_texts.setdefault(_text_of(row), []).append(row)
     by_adapter = sorted(rows_of_texts.values(), key=lambda same_text: same_text[0].reader.name)
-    groups: dict[object, list[Row]] = {}
-    for number, same_text in enumerate(by_adapter):
-        for row in same_text:
-            groups.setdefault(_group_key(row, number), []).append(row)
-    return list(groups.values())
-
-
-def _group_key(row: Row, number_of_text: int) -> tuple[object, ...]:
-    """Return what the rows of a batch must have in common."""
-    reader, inputs = row.reader, row.part.inputs
-    key: list[object] = [id(reader.model), *inputs, reader.tokenizer.padding_side]
-    if "attention_mask" not in inputs:
-        # The model would read the padding as text.
-        key.append(("length", len(inputs["input_ids"])))
-    if not reader.can_pad:
-        key.append(("text", number_of_text))
-    # With ladders alone, the whole encoder runs once per text. What is held in slots is no ladder.
-    config: Any = reader.model.peft_config.get(reader.name)
-    key.append(config is not None and config.kind == "ladder")
-    return tuple(key)
-
-
-@torch.inference_mode()
-def _forward(rows: Sequence[Row]) -> None:
-    """Run a batch, and give each row its outputs, as `Reader.decode` wants them."""
-    reader = rows[0].reader
-    # A text that several adapters read is in the batch once.
-    texts: list[dict[str, list[int]]] = []
-    adapters_of_texts: list[list[str]] = []
-    for row in rows:
-        if not texts or row.part.inputs != texts[-1]:
-            texts.append(row.part.inputs)
-            adapters_of_texts.append([])
-        adapters_of_texts[-1].append(row.reader.name)
-    adapters: list[Any] = adapters_of_texts
-    if len(texts) == len(rows):
-        adapters = [row.reader.name for row in rows]
+    texts = [same_text[0].inputs for same_text in by_adapter]
+    in_order = [row for same_text in by_adapter for row in same_text]
+    adapters: list[Any]
+    if len(texts) < len(rows):
+        adapters = [[row.reader.name for row in same_text] for same_text in by_adapter]
+    else:
+        adapters = [row.reader.name for row in in_order]
         if reader.fills_up:
             missing = _fill_up(len(rows)) - len(rows)
             texts += texts[-1:] * missing
@@ -122,7 +149,7 @@ def _forward(rows: Sequence[Row]) -> None:
     for name in reader.outputs:
         # At once, as each copy from a GPU waits for it.
         values = outputs[name].float().cpu()
-        for number, row in enumerate(rows):
+        for number, row in enumerate(in_order):
             row.outputs.append(_of_row(row, values[number]))
 
 
@@ -160,9 +187,8 @@ def _of_row(row: Row, values: torch.Tensor) -> torch.Tensor:
     """
     reader = row.reader
     if reader.is_per_token:
-        tokens = len(row.part.inputs["input_ids"])
         is_left = reader.tokenizer.padding_side == "left"
-        values = values[-tokens:] if is_left else values[:tokens]
+        values = values[-row.tokens :] if is_left else values[: row.tokens]
     if reader.outputs == ("logits",):
         values = values[..., : len(reader.labels)]
     return values

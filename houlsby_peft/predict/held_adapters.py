@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import (
@@ -32,6 +33,7 @@ from .forms import Form, can_hold, form_key
 from .forward import attempt
 from .load import load_held, load_saved
 from .predictor import Predictor, find_reader, removed_on_error
+from .questions import Question
 from .readers import Reader
 
 
@@ -298,7 +300,8 @@ class HeldAdapters:
 def _make_reader(task: BankTask, predictor: Predictor, called: str) -> Reader:
     """Return what reads the inputs of a task, if its adapter can be used."""
     reader = predictor.reader(called)
-    reader.read(reader.example, None, task.source.threshold)
+    reader.fingerprint = _fingerprint(task.files or ())
+    reader.read(Question(reader.example, threshold=task.source.threshold))
     return reader
 
 
@@ -320,3 +323,12 @@ def list_files(folder: Path) -> Files:
             stat = path.stat()
             files.append((str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size))
     return tuple(files)
+
+
+def _fingerprint(files: Files) -> str:
+    """Return the first 16 digits of the SHA-256 of an adapter's files, with their names."""
+    digest = hashlib.sha256()
+    for path, *_ in files:
+        digest.update(Path(path).name.encode())
+        digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return digest.hexdigest()[:16]

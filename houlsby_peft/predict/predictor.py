@@ -22,9 +22,10 @@ from ..saved.adapter import SavedAdapter
 from ..saved.record import AdapterRecord
 from ..saved.weights import first_of
 from .base_model import label_arguments, set_verbosity
-from .forward import predict_inputs, split_batches
+from .forward import run, split
 from .graphs import use_graphs
-from .readers import READERS, Input, Reader
+from .questions import Input, Question
+from .readers import READERS, Reader
 
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Predictor:
         Raises:
             AdapterError: Nothing can be predicted for the task, the outputs are not finite, or the
                 tokenizer does not fit the base model.
-            ValueError: An input is not of the task's kind or has no token, `top_k` is not a number
+            ValueError: An input is not of the task's kind or has no text, `top_k` is not a number
                 of classes or the adapter chooses among no classes, or the model is in training
                 mode.
         """
@@ -146,10 +147,18 @@ class Predictor:
         several: Any = inputs
         if isinstance(inputs, (str, tuple)) or not isinstance(inputs, Iterable):
             several = [inputs]
+        elif hasattr(inputs, "keys"):
+            raise ValueError(
+                "Inputs must be a text, a pair or a list of these; got a table or mapping, whose "
+                "names would be predicted. Give one of its columns, such as data['text']."
+            )
         results: list[Any] = []
-        for batch in split_batches(list(several), batch_size):
-            encoded = [reader.read(text, top_k) for text in batch]
-            results += predict_inputs(encoded, batch_size)
+        for texts in split(list(several), batch_size):
+            questions = [Question(text, top_k=top_k) for text in texts]
+            for question in questions:
+                reader.read(question)
+            run([row for question in questions for row in question.rows], batch_size)
+            results += map(reader.answer, questions)
         return results
 
     def pipeline(self, **options: Any) -> Pipeline:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -23,12 +23,11 @@ from ..method.tuner_layer import record_of
 from ..saved.record import AdapterRecord
 from .answers import Windows
 from .base_model import count_positions, count_tokens
+from .questions import Input, Question, Row, TaskFacts
 from .results import AnswerPrediction, ClassPrediction, EntityPrediction
 from .tagging import Piece, read_tags
 
 
-# A text, a pair of texts or, for question answering, a question and the text that answers it.
-Input = str | tuple[str, str]
 # A fast tokenizer keeps how it cuts texts until a call asks for another way, and threads may share
 # it.
 _TOKENIZING = threading.Lock()
@@ -36,58 +35,8 @@ _TOKENIZING = threading.Lock()
 _WINDOW = 384
 
 
-@dataclass
-class EncodedText:
-    """A text as the model reads it, or a part or window of a longer one.
-
-    Attributes:
-        inputs: The model's inputs without padding, each a list with a value per token.
-        details: What the result needs to know of the tokens: their pieces, or their window.
-    """
-
-    inputs: dict[str, list[int]]
-    details: Any = None
-
-
-@dataclass
-class EncodedInput:
-    """A checked input of a reader, encoded in one or several parts; made by `Reader.read`."""
-
-    reader: Reader
-    text: Input
-    parts: list[EncodedText]
-    top_k: int | None
-    threshold: float | None
-
-    def rows(self) -> list[Row]:
-        """Return a row of a batch for each part."""
-        return [Row(self.reader, part) for part in self.parts]
-
-    def decode(self, outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """Return the result, from the model's outputs for each part, which must be finite (see
-        `Reader.decode`).
-        """
-        if not all(values.isfinite().all() for values in chain.from_iterable(outputs)):
-            raise AdapterError(
-                f"The outputs of an adapter must be finite; those of {self.reader.called!r} are "
-                f"NaN or infinite on a base model in {self.reader.model.dtype}. Load it with "
-                "dtype=torch.float32, or train it again."
-            )
-        return self.reader.decode(self, outputs)
-
-
-@dataclass(eq=False)
-class Row:
-    """A row of a batch: an encoded text for one adapter, and the model's outputs for it."""
-
-    reader: Reader
-    part: EncodedText
-    outputs: list[torch.Tensor] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of the text."""
-        return len(self.part.inputs["input_ids"])
+class EmptyInputError(ValueError):
+    """An input has no text."""
 
 
 class Reader(ABC):
@@ -103,6 +52,8 @@ class Reader(ABC):
         can_pad: Whether texts may be padded. Decoders, whose head is called `score`, classify a
             text by its last token other than the pad token in their configuration.
         fills_up: Whether batches are filled up to one of a few sizes, as for graphs.
+        fingerprint: What identifies the adapter's files; empty if it was not loaded by a bank.
+        needs_both: Whether both texts of a pair must have content.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
@@ -111,6 +62,8 @@ class Reader(ABC):
     kinds: ClassVar[dict[type, str]] = {str: "a text", tuple: "a pair of texts"}
     example: Input = "An example."
     fills_up = False
+    fingerprint = ""
+    needs_both: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -143,19 +96,49 @@ class Reader(ABC):
         is_regression = self.record.problem_type == "regression"
         return self.task.pipeline == "text-classification" and not is_regression
 
-    def read(
-        self, text: Input, top_k: int | None = None, threshold: float | None = None
-    ) -> EncodedInput:
-        """Check an input and what is asked for, and encode the input."""
-        self._check_input(text)
-        self._check_options(top_k, threshold)
-        with _TOKENIZING:
-            parts = self._encode_safely(text)
-        for part in parts:
-            self._check_tokens(part.inputs["input_ids"])
-        return EncodedInput(self, text, parts, top_k, threshold)
+    @cached_property
+    def facts(self) -> TaskFacts:
+        """What is known of the task."""
+        return TaskFacts(
+            pipeline=self.task.pipeline,
+            labels=tuple(name for _, name in sorted(self.labels.items())),
+            base_model=_name_of_base(self.model),
+            max_tokens=self.cut.get("max_length"),
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            fingerprint=self.fingerprint,
+        )
 
-    def _encode_safely(self, text: Input) -> list[EncodedText]:
+    def read(self, question: Question) -> None:
+        """Check a question and give it the rows that have to run."""
+        self._check_input(question.text)
+        self._check_options(question)
+        with _TOKENIZING:
+            rows = self._encode_safely(question.text)
+            if question.refuses_cut:
+                self._check_length(question.text)
+        for row in rows:
+            self._check_tokens(row.inputs["input_ids"])
+        question.rows = rows
+        question.tokens = sum(row.tokens for row in rows)
+        question.facts = self.facts
+
+    def answer(self, question: Question) -> Any:
+        """Return the result of a question whose rows have run."""
+        if not all(value.isfinite().all() for row in question.rows for value in row.outputs):
+            raise AdapterError(
+                f"The outputs of an adapter must be finite; those of {self.called!r} are "
+                f"NaN or infinite on a base model in {self.model.dtype}. Load it with "
+                "dtype=torch.float32, or train it again."
+            )
+        return self.decode(question)
+
+    def has_text(self, text: Input) -> bool:
+        """Return whether an input has something to read: any letter, or in both texts of a pair."""
+        texts = [text] if isinstance(text, str) else text
+        is_enough = all if self.needs_both else any
+        return is_enough(map(str.strip, texts))
+
+    def _encode_safely(self, text: Input) -> list[Row]:
         """Encode an input; a panic of the tokenizer, which is no `Exception`, becomes an error."""
         try:
             return self.encode(text)
@@ -174,6 +157,11 @@ class Reader(ABC):
             rule = " or ".join(self.kinds.values())
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
         "".join(text).encode()  # half of a surrogate pair is a ValueError, not the tokenizer's own
+        if not self.has_text(text):
+            raise EmptyInputError(
+                f"Each input must have a text to read; got {shortened(repr(text))} for "
+                f"{self.called!r}. Leave out empty texts."
+            )
         if self._trained_on is not None and is_pair != (len(self._trained_on) == 2):
             kinds = ("single texts", "pairs of texts")
             raise ValueError(
@@ -181,9 +169,10 @@ class Reader(ABC):
                 f"{' and '.join(map(repr, self._trained_on))}; got one of the {kinds[is_pair]}."
             )
 
-    def _check_options(self, top_k: int | None, threshold: float | None) -> None:
+    def _check_options(self, question: Question) -> None:
         kind = self.record.problem_type or self.task.pipeline
-        for name, value in (("top_k", top_k), ("A threshold", threshold)):
+        top_k = question.top_k
+        for name, value in (("top_k", top_k), ("A threshold", question.threshold)):
             if value is not None and not self.has_classes:
                 raise ValueError(
                     f"{name} is for text classification; the task of {self.called!r} is {kind}. "
@@ -205,24 +194,39 @@ class Reader(ABC):
                 "the adapter was trained with."
             )
 
-    def encode(self, text: Input) -> list[EncodedText]:
+    def _check_length(self, text: Input) -> None:
+        """Refuse a text that is cut; those that are read in parts are not."""
+        most = self.cut.get("max_length")
+        if most is None or self.needs_spans:
+            return
+        texts = (text,) if isinstance(text, str) else text
+        tokens = len(self.tokenizer(*texts, verbose=False)["input_ids"])
+        if tokens > most:
+            raise ValueError(f"Each text must have at most {most:,} tokens; got {tokens:,}.")
+
+    def encode(self, text: Input) -> list[Row]:
         """Return an input as the model reads it. One thread at a time may use a tokenizer."""
         # As a batch of one, because tokenizers take a single pair whose second text is empty for
         # one text.
         batch = [[text]] if isinstance(text, str) else [[text[0]], [text[1]]]
         encoded = self.tokenizer(*batch, **self.cut)
-        return [EncodedText({name: values[0] for name, values in encoded.items()})]
+        return [Row(self, {name: values[0] for name, values in encoded.items()})]
 
     @abstractmethod
-    def decode(self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """Return the result for an input, as `Predictor.predict` describes it.
+    def decode(self, question: Question) -> Any:
+        """Return the result of a question, as `Predictor.predict` describes it.
 
-        Args:
-            encoded: The input.
-            outputs: For each part, what the model's outputs that the attribute `outputs` names have
-                for it, finite and in float32 on the CPU: `(tokens, ...)` without padding if they
-                are per token, else `(classes,)`.
+        The outputs of each row are those of the model that the attribute `outputs` names, finite
+        and in float32 on the CPU: `(tokens, ...)` without padding if they are per token, else
+        `(classes,)`.
         """
+
+
+def _name_of_base(model: PeftModel) -> str:
+    """Return the base model's name as its adapters record it, without the folders of a path."""
+    names = [config.base_model_name_or_path for config in model.peft_config.values()]
+    name = str(names[0] if names and names[0] else model.get_base_model().name_or_path)
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _is_pair(text: object) -> bool:
@@ -234,22 +238,21 @@ def _is_pair(text: object) -> bool:
 class ClassReader(Reader):
     """Text classification and regression."""
 
-    def decode(
-        self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]
-    ) -> ClassPrediction | list[ClassPrediction]:
+    def decode(self, question: Question) -> ClassPrediction | list[ClassPrediction]:
         """Return the best class or, for `top_k` or several labels per text, a list of classes, the
         best first.
         """
-        scores = self._scores(outputs[0][0])
-        if encoded.top_k is None and self.record.problem_type != "multi_label_classification":
+        [row] = question.rows
+        scores = self._scores(row.outputs[0])
+        if question.top_k is None and self.record.problem_type != "multi_label_classification":
             best = int(scores.argmax())
             score = scores[best].item()
-            is_chosen = encoded.threshold is None or score >= encoded.threshold
+            is_chosen = question.threshold is None or score >= question.threshold
             return {"label": self.labels[best] if is_chosen else None, "score": score}
-        thresholds = self._thresholds(encoded)
+        thresholds = self._thresholds(question)
         predictions: list[ClassPrediction] = []
         best_first = scores.argsort(descending=True, stable=True)
-        for number in best_first[: encoded.top_k].tolist():
+        for number in best_first[: question.top_k].tolist():
             score = scores[number].item()
             if score >= thresholds[number]:
                 predictions.append({"label": self.labels[number], "score": score})
@@ -264,11 +267,11 @@ class ClassReader(Reader):
             return logits.sigmoid()
         return logits.softmax(-1)
 
-    def _thresholds(self, encoded: EncodedInput) -> Sequence[float]:
+    def _thresholds(self, question: Question) -> Sequence[float]:
         """Return the least score of each class in a list of classes."""
-        if encoded.threshold is not None:
-            return [encoded.threshold] * len(self.labels)
-        if encoded.top_k is not None:
+        if question.threshold is not None:
+            return [question.threshold] * len(self.labels)
+        if question.top_k is not None:
             return [-torch.inf] * len(self.labels)
         return self.record.thresholds or [0.5] * len(self.labels)
 
@@ -282,7 +285,7 @@ class TokenReader(Reader):
     needs_spans = True
     kinds: ClassVar[dict[type, str]] = {str: "a text"}
 
-    def encode(self, text: Input) -> list[EncodedText]:
+    def encode(self, text: Input) -> list[Row]:
         """Return a text in parts, each with its pieces; None for special tokens."""
         encoded = self.tokenizer(
             [text],
@@ -292,31 +295,29 @@ class TokenReader(Reader):
             **self.cut,
         )
         names = [name for name in self.tokenizer.model_input_names if name in encoded]
-        parts = []
+        rows = []
         for number, ids in enumerate(encoded["input_ids"]):
             pieces: list[Piece | None] = []
             tokens = self.tokenizer.convert_ids_to_tokens(ids)
             spans, is_special = encoded["offset_mapping"], encoded["special_tokens_mask"]
             for token, span, special in zip(tokens, spans[number], is_special[number], strict=True):
                 pieces.append(None if special else Piece(token, span))
-            parts.append(EncodedText({name: encoded[name][number] for name in names}, pieces))
-        return parts
+            rows.append(Row(self, {name: encoded[name][number] for name in names}, pieces))
+        return rows
 
-    def decode(
-        self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]
-    ) -> list[EntityPrediction]:
+    def decode(self, question: Question) -> list[EntityPrediction]:
         """Return the entities, or the words with their tags."""
         tagged_parts = []
-        for part, (logits,) in zip(encoded.parts, outputs, strict=True):
-            scores, classes = logits.softmax(-1).max(-1)
+        for row in question.rows:
+            scores, classes = row.outputs[0].softmax(-1).max(-1)
             tagged = []
             for piece, number, score in zip(
-                part.details, classes.tolist(), scores.tolist(), strict=True
+                row.details, classes.tolist(), scores.tolist(), strict=True
             ):
                 if piece is not None:
                     tagged.append((piece, self.labels[number], score))
             tagged_parts.append(tagged)
-        return read_tags(str(encoded.text), tagged_parts, self.tokenizer, self.labels.values())
+        return read_tags(str(question.text), tagged_parts, self.tokenizer, self.labels.values())
 
 
 class AnswerReader(Reader):
@@ -325,6 +326,7 @@ class AnswerReader(Reader):
     outputs = ("start_logits", "end_logits")
     is_per_token = True
     needs_spans = True
+    needs_both = True
     kinds: ClassVar[dict[type, str]] = {tuple: "a pair (question, context)"}
     example = ("What is it?", "It is an example.")
 
@@ -347,16 +349,15 @@ class AnswerReader(Reader):
             self.tokenizer, int(longest), null_threshold=null_threshold, **options
         )
 
-    def encode(self, text: Input) -> list[EncodedText]:
+    def encode(self, text: Input) -> list[Row]:
         """Return a question with each window of its context."""
-        return [EncodedText(window.inputs, window) for window in self._windows.split(*text)]
+        return [Row(self, window.inputs, window) for window in self._windows.split(*text)]
 
-    def decode(
-        self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]
-    ) -> AnswerPrediction:
+    def decode(self, question: Question) -> AnswerPrediction:
         """Return the best answer in any window."""
-        windows = [part.details for part in encoded.parts]
-        return self._windows.find_answer(encoded.text[1], windows, outputs)
+        windows = [row.details for row in question.rows]
+        outputs = [row.outputs for row in question.rows]
+        return self._windows.find_answer(question.text[1], windows, outputs)
 
 
 class VectorReader(Reader):
@@ -370,11 +371,10 @@ class VectorReader(Reader):
     outputs = ("last_hidden_state",)
     is_per_token = True
 
-    def decode(
-        self, encoded: EncodedInput, outputs: Sequence[Sequence[torch.Tensor]]
-    ) -> list[float]:
+    def decode(self, question: Question) -> list[float]:
         """Return the mean of the tokens' hidden states."""
-        return outputs[0][0].mean(0).tolist()
+        [row] = question.rows
+        return row.outputs[0].mean(0).tolist()
 
 
 # By the name of the task's pipeline.

@@ -8,7 +8,6 @@ import reprlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -17,10 +16,18 @@ from transformers import PreTrainedModel
 
 from ..errors import AdapterError, shortened
 from .adapter_list import read_adapters
-from .forward import attempt, run_rows, split_batches
+from .forward import attempt, run, run_batch, split
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
-from .questions import EXAMPLE, Question, check_requests, group_results, read_question
-from .readers import EncodedInput, Input, Reader, Row
+from .questions import (
+    EXAMPLE,
+    Input,
+    Question,
+    Row,
+    as_names,
+    check_requests,
+    group_results,
+)
+from .readers import Reader
 
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +40,7 @@ class UnknownTaskError(AdapterError):
 
 
 @dataclass(frozen=True)
-class _Refusal:
+class _FailedLoad:
     """Why `serve` could not load an adapter. It is not tried again before its files change."""
 
     source: TaskSource
@@ -97,8 +104,8 @@ class TaskBank:
             other_base=other_base,
             compile=compile,
         )
-        self._refused: dict[str, _Refusal] = {}
-        # Encoded questions, whose adapters stay in memory until they are answered.
+        self._failed: dict[str, _FailedLoad] = {}
+        # Encoded questions in their order, whose adapters stay in memory until they are answered.
         self._open: WeakKeyDictionary[Question, None] = WeakKeyDictionary()
         # Held during a batch and while an adapter is loaded.
         self._lock = threading.Lock()
@@ -113,13 +120,19 @@ class TaskBank:
     @property
     def failed(self) -> dict[str, str]:
         """The reason for each task of the last `serve` whose adapter could not be loaded."""
-        return {name: refusal.reason for name, refusal in self._refused.items()}
+        return {name: failure.reason for name, failure in self._failed.items()}
 
     @property
     def held(self) -> tuple[str, ...]:
         """The tasks whose adapters are in memory, the least recently used one first."""
         with self._lock:
             return tuple(task.name for task in self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that adapters take which may be dropped, in bytes."""
+        with self._lock:
+            return self._held.nbytes
 
     def predict(
         self,
@@ -158,26 +171,20 @@ class TaskBank:
         several = list(requests)
         limits = list(top_k) if isinstance(top_k, Sequence) else [top_k] * len(several)
         check_requests(several, limits)
-        catch: tuple[type[Exception], ...] = (Exception,) if return_errors else ()
-        # Until all requests are answered, these keep the adapters that the tasks have now.
         questions = []
         for (tasks, text), limit in zip(several, limits, strict=True):
-            names = [tasks] if isinstance(tasks, str) else tasks
-            for name in names:
-                questions.append(Question(attempt(catch, self._find, name), text, limit))
-        results: list[Any] = []
-        for batch in split_batches(questions, batch_size):
-            results += self._predict_batch(batch, batch_size, catch)
-        return group_results(several, results)
+            questions += [Question(text, name, limit) for name in as_names(tasks)]
+        self._answer(questions, batch_size, return_errors)
+        return group_results(several, [question.result for question in questions])
 
     def ask(
-        self, text: Input, tasks: Iterable[str] | None = None, batch_size: int = 64
+        self, text: Input, tasks: str | Iterable[str] | None = None, batch_size: int = 64
     ) -> dict[str, Any]:
         """Ask one text many questions.
 
         Args:
             text: An input that all of the tasks read.
-            tasks: The tasks. Default: all of them.
+            tasks: The tasks, or one. Default: all of them.
             batch_size: Number of tasks that are predicted at once.
 
         Returns:
@@ -186,9 +193,8 @@ class TaskBank:
         Raises:
             AdapterError, HubError, ValueError: As for `predict`.
         """
-        if tasks is None:
-            tasks = self.tasks
-        [results] = self.predict([(tuple(tasks), text)], batch_size)
+        names = self.tasks if tasks is None else as_names(tasks)
+        [results] = self.predict([(names, text)], batch_size)
         return results  # type: ignore[no-any-return]
 
     def reader(self, task: str) -> Reader:
@@ -218,23 +224,23 @@ class TaskBank:
             offered = {name: BankTask(name, source) for name, source in adapters.items()}
             for name in self._tasks.keys() - offered.keys():
                 self._forget(name)
-            refused: dict[str, _Refusal] = {}
+            failed: dict[str, _FailedLoad] = {}
             is_full = False
             for name, task in offered.items():
                 files = task.list_files()
                 if self._has_loaded(task, files):
                     continue
-                refusal = self._refused.get(name)
-                if refusal is None or not refusal.holds(task.source, files):
+                failure = self._failed.get(name)
+                if failure is None or not failure.holds(task.source, files):
                     if is_full and name not in self._tasks:
                         self._put(task)
                         continue
-                    refusal = self._try_to_load(task, files)
+                    failure = self._try_to_load(task, files)
                     is_full = self._held.is_full
-                if refusal is not None:
-                    refused[name] = refusal
+                if failure is not None:
+                    failed[name] = failure
             self._tasks = {name: self._tasks[name] for name in offered if name in self._tasks}
-            self._refused = refused
+            self._failed = failed
         return self.failed
 
     def add(self, task: str, source: Source, replace: bool = False) -> None:
@@ -291,26 +297,27 @@ class TaskBank:
             self._load(changed)
             return True
 
-    def warm_up(self, tasks: Iterable[str] | None = None) -> None:
+    def warm_up(self, tasks: str | Iterable[str] | None = None) -> None:
         """Load adapters and predict an example with each, so that the first requests need not wait.
 
         If `max_bytes` is too little for all of them, the last ones stay.
 
         Args:
-            tasks: The tasks. Default: all of them.
+            tasks: The tasks, or one. Default: all of them.
 
         Raises:
             AdapterError, HubError: As for `predict`.
         """
-        if tasks is None:
-            tasks = self.tasks
-        questions = [Question(self._find(name), EXAMPLE) for name in tasks]
-        for batch in split_batches(questions, _WARM_UP_TASKS):
-            self._predict_batch(batch, _WARM_UP_TASKS, ())
+        names = self.tasks if tasks is None else as_names(tasks)
+        self._answer([Question(EXAMPLE, name) for name in names], _WARM_UP_TASKS)
 
     def _find(self, name: str) -> BankTask:
         tasks = self._tasks
         if name not in tasks:
+            if name in self._failed:
+                raise AdapterError(
+                    f"The adapter of task {name!r} cannot be loaded: {self._failed[name].reason}"
+                )
             raise UnknownTaskError(
                 f"A task must be among those of the bank: {reprlib.repr([*tasks])}; got "
                 f"{shortened(name)}. Add its adapter."
@@ -333,14 +340,14 @@ class TaskBank:
             self._hold([task])
         self._put(task)
 
-    def _try_to_load(self, task: BankTask, files: Files) -> _Refusal | None:
+    def _try_to_load(self, task: BankTask, files: Files) -> _FailedLoad | None:
         """Load the adapter of a task; return why it cannot be loaded, whatever is wrong with it."""
         try:
             self._load(task)
         except Exception as error:
             reason = shortened(str(error) or type(error).__name__)
             _LOG.warning("The adapter of task %r cannot be loaded. %s", task.name, reason)
-            return _Refusal(task.source, files, reason)
+            return _FailedLoad(task.source, files, reason)
         return None
 
     def _put(self, task: BankTask) -> None:
@@ -362,71 +369,97 @@ class TaskBank:
         """
         needed = dict.fromkeys(tasks)
         for question in self._open:
-            if isinstance(question.task, BankTask):
-                needed[question.task] = None
+            if question.bank_task is not None:
+                needed[question.bank_task] = None
         return self._held.get(needed, catch)
 
-    def question(
-        self, name: str, text: Input, top_k: int | None = None, all_classes: bool = False
-    ) -> Question:
-        """Return a question to a task, which keeps the adapter that the task has now."""
-        return Question(attempt((Exception,), self._find, name), text, top_k, all_classes)
+    def accept(self, question: Question) -> None:
+        """Give a question the adapter that its task has now, and keeps until it is answered."""
+        try:
+            question.bank_task = self._find(question.task)
+        except AdapterError as error:
+            question.close(error.with_traceback(None))
 
-    def encode(
-        self, questions: Sequence[Question], catch: tuple[type[Exception], ...] = (Exception,)
-    ) -> None:
-        """Load the adapters that questions need, and encode the inputs.
+    def encode(self, questions: Sequence[Question]) -> None:
+        """Load the adapters that questions need, and give the questions their rows.
 
-        An error that is to be caught stands in place of a question's encoded input.
+        A question that cannot be answered gets its error as the result.
         """
-        tasks: dict[BankTask, None] = {}  # each once, in their order
+        questions_of: dict[BankTask, list[Question]] = {}  # tasks in the order of their questions
         for question in questions:
-            if isinstance(question.task, BankTask):
-                tasks[question.task] = None
+            if question.bank_task is not None:
+                questions_of.setdefault(question.bank_task, []).append(question)
         with self._lock:
-            missing = tasks.keys() - set(self._held)
+            missing = questions_of.keys() - set(self._held)
         # Downloads keep no other thread waiting; `HeldAdapters` finds the files in the cache.
         unreadable: dict[BankTask, Reader | Exception] = {}
         for task in missing:
-            saved = attempt(catch, task.open, self._held.token)
+            saved = attempt((Exception,), task.open, self._held.token)
             if isinstance(saved, Exception):
                 unreadable[task] = saved
-                del tasks[task]
         with self._lock:
-            readers = unreadable | self._hold(tasks, catch)
-            for question in questions:
-                question.encoded = attempt(catch, read_question, question, readers)
-                if isinstance(question.encoded, EncodedInput):
-                    question.rows = question.encoded.rows()
-                    self._open[question] = None
+            readable = [task for task in questions_of if task not in unreadable]
+            readers = unreadable | self._hold(readable, (Exception,))
+            for task, waiting in questions_of.items():
+                for question in waiting:
+                    error = attempt((Exception,), _read, question, task, readers[task])
+                    if isinstance(error, Exception):
+                        question.close(error)
+                    else:
+                        self._open[question] = None
 
     def run(self, rows: Sequence[Row]) -> None:
-        """Run rows of encoded questions through the model in one batch for each kind of head."""
+        """Run a batch of rows of encoded questions, as a `Batcher` has chosen it."""
         with self._lock:
             self._hold(())
-            run_rows(rows, len(rows))
+            run_batch(rows)
 
-    def decode(self, question: Question) -> Any:
-        """Return the result of a question whose rows have run, and let its adapter go. Raises its
-        error.
-        """
+    def decode(self, question: Question) -> None:
+        """Give a question whose rows have run its result, and let its adapter go."""
+        if question.result is None:
+            reader = question.rows[0].reader
+            question.close(attempt((Exception,), reader.answer, question))
         self._open.pop(question, None)
-        if isinstance(question.encoded, EncodedInput):
-            return question.encoded.decode([row.outputs for row in question.rows])
-        assert question.encoded is not None, "it must be encoded"
-        raise question.encoded
 
-    def _predict_batch(
-        self, batch: Sequence[Question], batch_size: int, catch: tuple[type[Exception], ...]
-    ) -> list[Any]:
-        """Return the result of each question; errors that are to be caught stand in its place."""
+    def _answer(
+        self, questions: Sequence[Question], batch_size: int, return_errors: bool = False
+    ) -> None:
+        """Give each question its result. Without `return_errors`, the first error is raised."""
+        # Until all of them are answered, they keep the adapters that the tasks have now.
+        for question in questions:
+            self.accept(question)
         try:
-            self.encode(batch, catch)
-            with self._lock:
-                self._hold(())
-                run_rows(chain.from_iterable(question.rows for question in batch), batch_size)
-            return [attempt(catch, self.decode, question) for question in batch]
+            for part in split(questions, batch_size):
+                self.encode(part)
+                if not return_errors:
+                    _raise_first(part)
+                with self._lock:
+                    self._hold(())
+                    run([row for question in part for row in question.rows], batch_size)
+                for question in part:
+                    self.decode(question)
+                if not return_errors:
+                    _raise_first(part)
         finally:
-            for question in batch:
+            for question in questions:
                 self._open.pop(question, None)
-                question.encoded, question.rows = None, []  # which take memory
+                question.close(question.result)
+
+
+def _read(question: Question, task: BankTask, reader: Reader | Exception) -> None:
+    """Let the reader of its task read a question."""
+    if isinstance(reader, Exception):
+        raise reader
+    if question.text is EXAMPLE:
+        question.text = reader.example
+    if not question.all_classes:
+        question.threshold = task.source.threshold
+    elif reader.has_classes:
+        question.top_k = len(reader.labels)
+    reader.read(question)
+
+
+def _raise_first(questions: Iterable[Question]) -> None:
+    for question in questions:
+        if isinstance(question.result, Exception):
+            raise question.result

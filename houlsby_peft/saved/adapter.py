@@ -87,7 +87,10 @@ class SavedAdapter:
         try:
             config = _read_config(folder)
         except Exception as error:  # whatever a damaged file leads the libraries to
-            reason = shortened(str(error).replace(str(folder), name))
+            reason = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                reason = f"{error.filename}: {error.strerror}"
+            reason = shortened(reason.replace(str(folder), name))
             if name not in reason:
                 reason = f"{name}: {reason}"
             raise AdapterError(reason) from error

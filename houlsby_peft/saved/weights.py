@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from ..errors import AdapterError, shortened
 from ..registration import PREFIX
@@ -57,9 +57,18 @@ def read_shapes(folder: Path) -> dict[str, torch.Size] | None:
     """
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if file.is_file():
-        with safe_open(file, framework="pt") as weights:
-            names = list(weights.keys())
-            return {name: torch.Size(weights.get_slice(name).get_shape()) for name in names}
+        file.open(
+            "rb"
+        ).close()  # safetensors says of a file that may not be read that it is missing
+        try:
+            with safe_open(file, framework="pt") as weights:
+                names = list(weights.keys())
+                return {name: torch.Size(weights.get_slice(name).get_shape()) for name in names}
+        except SafetensorError as error:
+            raise AdapterError(
+                f"{file} is damaged or incomplete ({shortened(str(error))}). Save or download the "
+                "adapter again."
+            ) from error
     if (folder / WEIGHTS_NAME).is_file():
         raise AdapterError(
             f"An adapter's weights must be in {SAFETENSORS_WEIGHTS_NAME}; {folder} has only "

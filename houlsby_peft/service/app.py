@@ -13,26 +13,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Discriminator, Tag
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from houlsby_peft_serve import ServiceOptions
 
 from ..predict.held_adapters import TaskSource
+from ..predict.questions import Question, group_results
 from . import openai_routes, tei_routes
-from .bodies import Items, Predictions, Source
-from .engine import Engine, Query, Status
-from .guards import Guard
-from .options import ServiceOptions
-from .refusals import Json, add_error_handlers
-from .service import RefusedError, Service, accept, service_of
-from .tokens import Tokens
+from .bodies import Items, OfService, Predictions, Source
+from .engine import Engine, Status
+from .guards import Guard, Tokens
+from .refusals import BusyError, Json, UnansweredError, add_error_handlers
+from .service import Service
 
 
 _PAGE = Path(__file__).with_name("page.html")
 router = APIRouter()
-OfService = Annotated[Service, Depends(service_of)]
 
 
 def make_app(engine: Engine, options: ServiceOptions, tokens: Tokens) -> FastAPI:
@@ -45,10 +44,9 @@ def make_app(engine: Engine, options: ServiceOptions, tokens: Tokens) -> FastAPI
     )
     service = app.state.service = Service(engine, options)
     add_error_handlers(app)
-    for routes in (tei_routes.router, openai_routes.router, router):
+    for routes in (openai_routes.router, tei_routes.router, router):
         app.include_router(routes)
     app.add_middleware(Guard, service=service, tokens=tokens)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=options.hosts)
     return app
 
 
@@ -74,7 +72,7 @@ def _form_of(body: Any) -> str:
     inputs = body.get("inputs")
     if isinstance(inputs, list) and inputs:
         inputs = inputs[0]
-    return "texts" if inputs and isinstance(inputs, (str, list)) else "rows"
+    return "texts" if isinstance(inputs, str) or (inputs and isinstance(inputs, list)) else "rows"
 
 
 @router.post("/predict", response_model=Predictions | list[Any])
@@ -88,70 +86,65 @@ async def predict(
     """Predict each row for its task. The form of text-embeddings-inference is accepted as well."""
     if isinstance(body, tei_routes.Predict):
         return Json(await tei_routes.classify(service, body))
-    queries: list[Query] = []
+    needs_all = any(item.tasks == "*" for item in body.inputs)
+    all_tasks = await service.engine.tasks() if needs_all else ()
+    questions: list[Question] = []
+    requests: list[tuple[Any, Any]] = []
     rows: list[int] = []
     for number, item in enumerate(body.inputs):
-        queries += item.queries
-        rows += [number] * len(item.names)
+        names = item.names(all_tasks)
+        text = item.input
+        questions += [Question(text, name, item.top_k) for name in names]
+        requests.append((names if item.tasks else "", text))
+        rows += [number] * len(names)
     try:
-        answers = await service.predict(queries)
-    except RefusedError as error:
-        if error.row is not None:
-            error.row = rows[error.row]
+        answered = await service.predict(questions)
+    except UnansweredError as error:
+        error.row = rows[error.row]
         raise
-    predictions: list[Any] = []
-    start = 0
-    for item in body.inputs:
-        end = start + len(item.names)
-        values = [answer.value for answer in answers[start:end]]
-        if item.task is None:
-            predictions.append(dict(zip(item.names, values, strict=True)))
-        else:
-            predictions += values
-        start = end
-    return Json({"predictions": predictions})
+    results = group_results(requests, [question.result for question in answered])
+    return Json({"predictions": results})
 
 
 @router.get("/tasks")
 async def tasks(service: OfService) -> Response:
     """Return the names of the tasks."""
-    return Json({"tasks": (await service.status()).tasks})
+    return Json({"tasks": await service.engine.tasks()})
 
 
 @router.get("/tasks/{task:path}")
 async def facts(task: str, service: OfService) -> Response:
-    """Return the kind, the labels and the base model of a task."""
-    return Json({"task": task, **asdict(await service.facts(task))})
+    """Return the kind, the labels, the base model and the fingerprint of a task."""
+    return Json({"task": task, **asdict(await service.engine.facts(task))})
 
 
 @router.put("/tasks/{task:path}")
 async def put(task: str, body: Source, service: OfService) -> Response:
     """Add a task to the list of adapters, or give it another adapter."""
-    source = TaskSource(body.source, body.revision, body.threshold)
-    accept(await service.engine.change(task, source))
+    await service.engine.change(task, TaskSource(body.source, body.revision, body.threshold))
     return Json({"task": task})
 
 
 @router.delete("/tasks/{task:path}")
 async def delete(task: str, service: OfService) -> Response:
     """Remove a task from the list of adapters."""
-    accept(await service.engine.change(task, None))
+    await service.engine.change(task, None)
     return Json({"task": task})
 
 
 @router.post("/reload")
 async def reload(service: OfService) -> Response:
     """Look at the folder or list of adapters now; return what /health does."""
-    return Json(_describe(accept(await service.engine.refresh()), service))
+    return Json(_describe(await service.engine.refresh(), service))
 
 
 @router.get("/health")
 async def health(service: OfService) -> Response:
     """Return the number of tasks, and why adapters cannot be loaded."""
-    answer = await service.engine.status()
-    if isinstance(answer, Status):
-        return Json(_describe(answer, service))
-    return Json({"status": "ok", "busy": True})  # and therefore alive
+    try:
+        return Json(_describe(await service.status(), service))
+    except BusyError:  # and therefore alive
+        return Json({"status": "ok", "busy": True})
 
 
 @router.get("/health/live")
@@ -170,7 +163,7 @@ async def ready(service: OfService) -> Response:
 
 @router.get("/metrics")
 async def metrics(service: OfService) -> Response:
-    """Return requests by status, predictions by task and latencies, as Prometheus reads them."""
+    """Return what docs/service.md lists, as Prometheus reads it."""
     return Response(await service.measure(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -7,44 +7,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
-import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from ..errors import AdapterError, HubError, shortened
+from houlsby_peft_serve import ServiceOptions
+
+from ..errors import UNPRINTABLE
 from ..predict.adapter_list import changing_list, read_adapters, resolve
 from ..predict.held_adapters import TaskSource
-from ..predict.readers import Input
+from ..predict.questions import Question, TaskFacts
 from ..predict.task_bank import TaskBank, UnknownTaskError
-from .options import ServiceOptions
-from .schedule import Job, Prediction, Schedule
+from .refusals import BusyError, ChangeError, hide_folders, status_of
+from .schedule import Job, Schedule
 
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Query:
-    """What a request asks of one task; see `Question`."""
-
-    task: str
-    input: Input
-    top_k: int | None = None
-    all_classes: bool = False
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why something cannot be answered, and the status of HTTP that says so."""
-
-    status: int
-    rule: str
 
 
 @dataclass(frozen=True)
@@ -52,53 +35,48 @@ class Status:
     """What an engine serves.
 
     Attributes:
-        tasks: The names of the tasks, with those whose adapter cannot be loaded.
-        in_memory: The number of adapters in memory.
-        failed: The reason for each task whose adapter cannot be loaded.
+        tasks: The names of the tasks.
+        failed: The reason for each task whose newest adapter cannot be loaded. Those that are also
+            in `tasks` are served with an earlier one.
         list: "ok", or what is wrong with the folder or list of adapters.
+        in_memory, adapter_bytes: The number of adapters in memory, and the bytes that they take.
+        queued: Requests that run or wait.
+        batches, batch_rows: Batches that have run, and their rows.
     """
 
     tasks: tuple[str, ...]
-    in_memory: int
     failed: dict[str, str]
     list: str
-
-
-@dataclass(frozen=True)
-class TaskFacts:
-    """What is known of a task.
-
-    Attributes:
-        pipeline: Its kind, as transformers calls its pipeline.
-        labels: The names of its classes by number.
-        base_model: The name of the base model.
-        max_tokens: The tokens that longer texts are cut to, or read in parts of.
-        dtype: The dtype of the base model.
-    """
-
-    pipeline: str
-    labels: tuple[str, ...]
-    base_model: str
-    max_tokens: int | None
-    dtype: str
+    in_memory: int
+    adapter_bytes: int
+    queued: int
+    batches: int
+    batch_rows: int
 
 
 class Engine(Protocol):
     """What the app knows of what predicts."""
 
-    async def predict(self, queries: Sequence[Query]) -> list[Prediction | Refusal] | Refusal:
-        """Answer each query, or refuse all of them because too many are waiting."""
+    async def predict(self, questions: Sequence[Question]) -> list[Question]:
+        """Return questions with their results or errors. Too many that wait are a `BusyError`."""
 
-    async def status(self) -> Status | Refusal:
+    async def tasks(self) -> tuple[str, ...]:
+        """Return the names of the tasks."""
+
+    async def status(self) -> Status:
         """Return what is served."""
 
-    async def facts(self, task: str) -> TaskFacts | Refusal:
-        """Return what is known of a task, whose adapter is loaded if it is not."""
+    async def facts(self, task: str) -> TaskFacts:
+        """Return what is known of a task, whose adapter is loaded if it is not. Raises as
+        `TaskBank.predict` does.
+        """
 
-    async def change(self, task: str, source: TaskSource | None) -> Refusal | None:
-        """Add a task to the list of adapters, or replace it; None removes it."""
+    async def change(self, task: str, source: TaskSource | None) -> None:
+        """Add a task to the list of adapters, or replace it; None removes it. Raises
+        `UnknownTaskError` or `ChangeError`.
+        """
 
-    async def refresh(self) -> Status | Refusal:
+    async def refresh(self) -> Status:
         """Look at the folder or list of adapters now."""
 
 
@@ -106,7 +84,7 @@ class BankEngine:
     """A `TaskBank` whose batches are gathered from the requests of all clients."""
 
     def __init__(self, options: ServiceOptions) -> None:
-        torch.set_num_threads(options.cpus)
+        torch.set_num_threads(options.cores)
         self._options = options
         device = "cuda" if options.gpus else None
         self._bank = TaskBank(
@@ -126,56 +104,62 @@ class BankEngine:
         if options.watch:
             threading.Thread(target=self._watch, daemon=True).start()
 
-    async def predict(self, queries: Sequence[Query]) -> list[Prediction | Refusal] | Refusal:
-        """Answer each query, or refuse all of them because too many are waiting."""
+    async def predict(self, questions: Sequence[Question]) -> list[Question]:
+        """Return questions with their results or errors. Too many that wait are a `BusyError`."""
         if self._count >= self._options.max_queued:
-            return Refusal(503, "Too many requests are waiting. Try again later.")
-        job = Job(self._bank.question(*astuple(query)) for query in queries)
+            raise BusyError("Too many requests are waiting. Try again later.")
+        for question in questions:
+            self._bank.accept(question)
+        job = Job(questions)
         self._count += 1
         try:
             self._arrived.put(job)
-            results = await asyncio.wrap_future(job.future)
+            await asyncio.wrap_future(job.future)
         finally:
             self._count -= 1
-        answers: list[Prediction | Refusal] = []
-        for query, result in zip(queries, results, strict=True):
-            if isinstance(result, Exception):
-                answers.append(self._explain(query.task, result))
-            else:
-                answers.append(result)
-        return answers
+        for question in questions:
+            error = question.result
+            if isinstance(error, Exception) and status_of(error) is None:
+                _LOG.error("A prediction for task %r failed.", question.task, exc_info=error)
+                # The error of a library may not be one that another process can read.
+                question.result = RuntimeError("The prediction failed.")
+        return list(questions)
+
+    async def tasks(self) -> tuple[str, ...]:
+        """Return the names of the tasks."""
+        return self._bank.tasks
 
     async def status(self) -> Status:
         """Return what is served."""
+        return await asyncio.to_thread(self._status)
+
+    def _status(self) -> Status:
         bank = self._bank
         failed = {task: hide_folders(reason) for task, reason in bank.failed.items()}
-        names = tuple(dict.fromkeys([*bank.tasks, *failed]))
-        held = await asyncio.to_thread(lambda: bank.held)
-        return Status(names, len(held), failed, self._state_of_list)
-
-    async def facts(self, task: str) -> TaskFacts | Refusal:
-        """Return what is known of a task, whose adapter is loaded if it is not."""
-        try:
-            reader = await asyncio.to_thread(self._bank.reader, task)
-        except Exception as error:
-            return self._explain(task, error)
-        return TaskFacts(
-            pipeline=reader.task.pipeline,
-            labels=tuple(name for _, name in sorted(reader.labels.items())),
-            base_model=Path(str(reader.model.get_base_model().name_or_path)).name,
-            max_tokens=reader.cut.get("max_length"),
-            dtype=str(reader.model.dtype).removeprefix("torch."),
+        return Status(
+            tasks=bank.tasks,
+            failed=failed,
+            list=self._state_of_list,
+            in_memory=len(bank.held),
+            adapter_bytes=bank.nbytes,
+            queued=self._count,
+            batches=self._schedule.batches,
+            batch_rows=self._schedule.batch_rows,
         )
 
-    async def change(self, task: str, source: TaskSource | None) -> Refusal | None:
+    async def facts(self, task: str) -> TaskFacts:
+        """Return what is known of a task, whose adapter is loaded if it is not."""
+        reader = await asyncio.to_thread(self._bank.reader, task)
+        return reader.facts
+
+    async def change(self, task: str, source: TaskSource | None) -> None:
         """Add a task to the list of adapters, or replace it; None removes it."""
         try:
             await asyncio.to_thread(self._change, task, source)
-        except UnknownTaskError as error:
-            return Refusal(404, str(error))
+        except UnknownTaskError:
+            raise
         except (ValueError, OSError) as error:
-            return Refusal(422, hide_folders(str(error)))
-        return None
+            raise ChangeError(str(error)) from error
 
     async def refresh(self) -> Status:
         """Look at the folder or list of adapters now."""
@@ -191,6 +175,10 @@ class BankEngine:
                     self._bank.remove(task)
                     del adapters[task]
                 else:
+                    if UNPRINTABLE.search(task):
+                        raise ValueError("The name of a task must be printable.")
+                    if str(source.source).startswith("~"):
+                        raise ValueError("The source must be a folder, or a name on the Hub.")
                     self._bank.add(task, resolve(path, source), replace=True)
                     fields = asdict(source).items()
                     adapters[task] = {name: value for name, value in fields if value is not None}
@@ -207,6 +195,8 @@ class BankEngine:
                 self._state_of_list = "ok"
             except Exception as error:  # a folder may change while it is read
                 reason = hide_folders(str(error))
+                if isinstance(error, OSError) and error.strerror:
+                    reason = f"{Path(error.filename or '').name}: {error.strerror}"
                 if reason != self._state_of_list:
                     _LOG.warning("The adapters cannot be read. %s", reason)
                 self._state_of_list = reason
@@ -226,28 +216,9 @@ class BankEngine:
             try:
                 for job in self._schedule.step():
                     if job.future.set_running_or_notify_cancel():
-                        job.future.set_result(job.results)
+                        job.future.set_result(None)
             except BaseException as error:  # a panic of tokenizers is no Exception
                 _LOG.error("Predictions failed.", exc_info=error)
                 for job in self._schedule.drop_all():
                     if job.future.set_running_or_notify_cancel():
                         job.future.set_exception(RuntimeError("The predictions failed."))
-
-    def _explain(self, task: str, error: Exception) -> Refusal:
-        """Return why a question cannot be answered, in words for its client."""
-        if isinstance(error, UnknownTaskError):
-            if task in self._bank.failed:
-                rule = f"The adapter of task {task!r} cannot be loaded; GET /health says why."
-                return Refusal(500, rule)
-            return Refusal(404, f"task must be one of GET /tasks; got {shortened(repr(task))}.")
-        if isinstance(error, (AdapterError, HubError)):
-            return Refusal(500, hide_folders(str(error)))
-        if isinstance(error, ValueError):
-            return Refusal(422, hide_folders(str(error)))
-        _LOG.error("A prediction for task %r failed.", task, exc_info=error)
-        return Refusal(500, "The prediction failed; the log of the service says why.")
-
-
-def hide_folders(text: str) -> str:
-    """Return a text in which the absolute paths of this machine have lost their folders."""
-    return re.sub(r"(?<![\w.:/])/(?:[^\s/]+/)+", "", text)

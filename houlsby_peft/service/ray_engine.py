@@ -7,24 +7,50 @@ application for `serve deploy`, in which Ray runs the app as well.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
 from fastapi import FastAPI
-from ray import serve
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError
 
+from houlsby_peft_serve import ServiceOptions
+
+from ..errors import shortened
 from ..predict.adapter_list import read_adapters
 from ..predict.held_adapters import TaskSource
+from ..predict.questions import Question, TaskFacts
 from .app import make_app
-from .engine import BankEngine, Query, Refusal, Status, TaskFacts
-from .options import ServiceOptions
-from .schedule import Prediction
-from .tokens import read_tokens
+from .engine import BankEngine, Engine, Status
+from .guards import read_tokens
+from .refusals import BusyError
+
+
+# Ray reads these when it is imported. With a token, its processes refuse whoever does not know it:
+# they listen on all addresses of the machine, and would run any code for anyone. On a cluster, Ray
+# is there before this module, and its own options hold.
+if "ray" not in sys.modules and not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & set(os.environ):
+    os.environ.update(
+        {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray announces a change of its own
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # Without this, metrics are offered without the token.
+            "RAY_enable_metrics_collection": "0",
+            # Its processes are then at 127.0.0.1, where Ray's other exporters of metrics listen.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
+    )
+import ray
+from ray import serve
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError
 
 
 NAME = "houlsby"
@@ -45,23 +71,27 @@ class RayEngine:
     def __init__(self, replicas: Any) -> None:
         self._replicas = replicas
 
-    async def predict(self, queries: Sequence[Query]) -> list[Prediction | Refusal] | Refusal:
-        """Answer each question, or refuse all of them because too many are waiting."""
-        return await self._call("predict", queries)  # type: ignore[no-any-return]
+    async def predict(self, questions: Sequence[Question]) -> list[Question]:
+        """Return questions with their results or errors. Too many that wait are a `BusyError`."""
+        return await self._call("predict", questions)  # type: ignore[no-any-return]
 
-    async def status(self) -> Status | Refusal:
+    async def tasks(self) -> tuple[str, ...]:
+        """Return the names of the tasks of a replica."""
+        return await self._call("tasks")  # type: ignore[no-any-return]
+
+    async def status(self) -> Status:
         """Return what a replica serves."""
         return await self._call("status")  # type: ignore[no-any-return]
 
-    async def facts(self, task: str) -> TaskFacts | Refusal:
+    async def facts(self, task: str) -> TaskFacts:
         """Return what is known of a task."""
         return await self._call("facts", task)  # type: ignore[no-any-return]
 
-    async def change(self, task: str, source: TaskSource | None) -> Refusal | None:
+    async def change(self, task: str, source: TaskSource | None) -> None:
         """Change the list of adapters. The other replicas see it when they look at it next."""
-        return await self._call("change", task, source)  # type: ignore[no-any-return]
+        await self._call("change", task, source)
 
-    async def refresh(self) -> Status | Refusal:
+    async def refresh(self) -> Status:
         """Let a replica look at the adapters now."""
         return await self._call("refresh")  # type: ignore[no-any-return]
 
@@ -74,7 +104,9 @@ class RayEngine:
                 await asyncio.sleep(pause)
             return await remote(*args)
         except BackPressureError:
-            return Refusal(503, "Too many requests are waiting. Try again later.")
+            raise BusyError("Too many requests are waiting. Try again later.") from None
+        except RayTaskError as error:  # whose text is a traceback
+            raise error.cause from None
 
 
 def deploy_replicas(options: ServiceOptions) -> serve.Application:
@@ -90,15 +122,40 @@ def deploy_replicas(options: ServiceOptions) -> serve.Application:
             "max_replicas": options.max_replicas,
             "target_ongoing_requests": options.batch_size,
         },
-        ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus},
+        ray_actor_options={"num_cpus": options.cores, "num_gpus": options.gpus},
         logging_config=LOGGING,
     )
     return replicas.bind(options)
 
 
+def start(options: ServiceOptions) -> Engine:
+    """Start replicas on this machine; return what calls them, when they are ready."""
+    try:
+        quiet = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
+        # Ray may count fewer cores, as in a container; it would wait for the others forever.
+        cores = max(os.cpu_count() or 1, options.cores * options.min_replicas)
+        ray.init(address="local", num_cpus=cores, **quiet)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(proxy_location="Disabled", logging_config=LOGGING)
+        replicas = serve.run(
+            deploy_replicas(options), name=NAME, route_prefix=None, logging_config=LOGGING
+        )
+        return RayEngine(replicas)
+    except (RuntimeError, RayError) as error:
+        raise OSError(f"Ray cannot start the service: {shortened(str(error))}") from error
+
+
+def stop() -> None:
+    """Stop the replicas and their Ray."""
+    # Its threads see the end of Ray as an error.
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
+    # Ray Serve's own shutdown takes up to 25 seconds. Nothing of it is left after Ray's.
+    ray.shutdown()
+
+
 def build(args: Mapping[str, Any]) -> serve.Application:
     """Return the application for a cluster; `args` are the fields of `ServiceOptions`."""
-    options = ServiceOptions(**args)
+    options = ServiceOptions(**{**args, "ray": True})
     read_adapters(options.adapters)  # refused here, before replicas start and fail
 
     class App:
@@ -124,18 +181,26 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     return app.bind(deploy_replicas(options))
 
 
-def deployment_file(options: ServiceOptions, host: str, port: int) -> str:
-    """Return the service's deployment file for `serve deploy` and `serve run`, as YAML."""
+def deployment_file(options: ServiceOptions) -> str:
+    """Return the service's deployment file for `serve deploy` and `serve run`, as YAML.
+
+    Ray has its own options for the address, the log and the machines.
+    """
+    options = replace(options, ray=True)
+    args = asdict(options)
+    for name in ("host", "port", "ray", "replicas", "open", "log", "access_log"):
+        del args[name]
+    args |= {"cpus": options.cores, "replicas": options.max_replicas, "hosts": list(options.hosts)}
     content = {
         "proxy_location": "EveryNode",
-        "http_options": {"host": host, "port": port, "request_timeout_s": 120},
+        "http_options": {"host": options.host, "port": options.port, "request_timeout_s": 120},
         "logging_config": LOGGING,
         "applications": [
             {
                 "name": NAME,
                 "route_prefix": "/",
                 "import_path": f"{__name__}:build",
-                "args": asdict(options),
+                "args": args,
             },
         ],
     }

@@ -1,8 +1,11 @@
-"""How errors are answered: in the form that the clients of each route read."""
+"""How errors are answered: which status each class of errors has, in the form that the clients of
+each route read.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,8 +13,62 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ..errors import shortened
-from .service import RefusedError
+from ..errors import AdapterError, HubError, shortened
+from ..predict.readers import EmptyInputError
+from ..predict.task_bank import UnknownTaskError
+
+
+# Of the wrong fields of a body, as many are named.
+_MOST_FIELDS = 10
+
+
+class BusyError(RuntimeError):
+    """Too many requests are waiting."""
+
+
+class ChangeError(ValueError):
+    """Tasks cannot be changed as a request asks."""
+
+
+class UnansweredError(Exception):
+    """A question has no answer.
+
+    Attributes:
+        error: Why.
+        row: The number of the row that asks it.
+    """
+
+    def __init__(self, error: Exception, row: int) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.row = row
+
+
+# The first class that an error is of decides.
+_STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (BusyError, 503),
+    (EmptyInputError, 400),
+    (UnknownTaskError, 404),
+    (ChangeError, 422),
+    (AdapterError, 500),
+    (HubError, 500),
+    (ValueError, 422),
+)
+# As text-embeddings-inference calls them.
+_KINDS = {400: "empty", 424: "backend", 500: "backend", 503: "overloaded"}
+
+
+def status_of(error: Exception) -> int | None:
+    """Return the status of HTTP for an error that gives its reason; None for an unknown one."""
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            return status
+    return None
+
+
+def hide_folders(text: str) -> str:
+    """Return a text in which the absolute paths of this machine have lost their folders."""
+    return re.sub(r"(?<![\w.:/])/(?:[^\s/]+/)+", "", text)
 
 
 class Json(JSONResponse):  # type: ignore[misc]
@@ -35,23 +92,26 @@ def answer_error(
     Clients of OpenAI's routes read `error.message`. Those of text-embeddings-inference read `error`
     and `error_type`. Our own read `detail`.
     """
-    if path.startswith(("/v1/", "/classify")):
+    if path.startswith("/v1/") or path.endswith("/classify"):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         error = {"message": rule, "type": kind, "param": None, "code": status}
         return Json({"error": error}, status, headers)
-    kind = "validation"
-    if status >= 500:
-        kind = "backend"
-    if status == 503:
-        kind = "overloaded"
-    content = {"detail": detail or rule, "error": rule, "error_type": kind}
+    kind = _KINDS.get(status, "validation")
+    detail = detail or {"rule": rule, "row": None}
+    content = {"detail": detail, "error": rule, "error_type": kind}
     return Json(content, status, headers)
 
 
-async def _answer_refusal(request: Request, error: RefusedError) -> Json:
-    refusal = error.refusal
-    detail = {"rule": refusal.rule, "row": error.row}
-    return answer_error(request.url.path, refusal.status, refusal.rule, detail)
+async def _answer_error(request: Request, error: Exception, row: int | None = None) -> Json:
+    rule = hide_folders(str(error))
+    status = status_of(error)
+    if status is None:
+        status, rule = 500, "The prediction failed; the log of the service says why."
+    return answer_error(request.url.path, status, rule, {"rule": rule, "row": row})
+
+
+async def _answer_unanswered(request: Request, error: UnansweredError) -> Json:
+    return await _answer_error(request, error.error, error.row)
 
 
 async def _answer_http_error(request: Request, error: HTTPException) -> Json:
@@ -62,8 +122,7 @@ async def _answer_http_error(request: Request, error: HTTPException) -> Json:
 async def _answer_wrong_body(request: Request, error: RequestValidationError) -> Json:
     """Answer with the wrong fields. The input, which may be no valid text, is not repeated."""
     details = []
-    status = 422
-    for wrong in error.errors():
+    for wrong in error.errors()[:_MOST_FIELDS]:
         place: list[str | int] = []
         for part in wrong["loc"]:
             if isinstance(part, int):
@@ -72,8 +131,7 @@ async def _answer_wrong_body(request: Request, error: RequestValidationError) ->
             elif part not in ("rows", "texts"):
                 place.append(shortened(part))
         details.append({"loc": place, "msg": wrong["msg"], "type": wrong["type"]})
-        if wrong["type"] == "json_invalid":
-            status = 400
+    status = 400 if details[0]["type"] == "json_invalid" else 422
     where = ".".join(map(str, details[0]["loc"]))
     rule = f"{where}: {details[0]['msg']}"
     return answer_error(request.url.path, status, rule, details)
@@ -81,6 +139,8 @@ async def _answer_wrong_body(request: Request, error: RequestValidationError) ->
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let an app answer its errors."""
-    app.add_exception_handler(RefusedError, _answer_refusal)
+    app.add_exception_handler(UnansweredError, _answer_unanswered)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_wrong_body)
+    for kind in (AdapterError, HubError, BusyError, ChangeError):
+        app.add_exception_handler(kind, _answer_error)

@@ -8,12 +8,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from itertools import islice
 
-from ..predict.forward import attempt
-from ..predict.questions import Question
-from ..predict.readers import EncodedInput, Row
+from ..predict.forward import Batcher
+from ..predict.questions import Question, Row
 from ..predict.task_bank import TaskBank
 
 
@@ -21,8 +19,6 @@ from ..predict.task_bank import TaskBank
 _SECONDS = 0.2
 # Tokens of a batch before any has been timed.
 _FIRST_TOKENS = 1024
-# Shorter texts cost as much as one of these tokens.
-_LEAST_TOKENS = 32
 # Batches of questions that are encoded and not yet predicted. Their adapters are all in memory.
 _MOST_BATCHES = 4
 # Characters that are encoded between two batches, unless a single text has more.
@@ -30,37 +26,19 @@ _MOST_CHARACTERS = 20_000
 _CHARACTERS_OF_A_TOKEN = 4
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The answer to a question.
-
-    Attributes:
-        value: The result as `TaskBank.predict` gives it.
-        pipeline: The kind of its task, as transformers calls its pipeline.
-        labels: The names of the task's classes by number.
-        tokens: The number of tokens that the model has read.
-    """
-
-    value: Any
-    pipeline: str
-    labels: tuple[str, ...]
-    tokens: int
-
-
 class Job:
-    """The questions of a request. `future` gets their predictions or errors, in order."""
+    """The questions of a request. `future` is done when all of them have a result."""
 
     def __init__(self, questions: Iterable[Question]) -> None:
-        self.future: Future[list[Prediction | Exception]] = Future()
-        self.results: list[Prediction | Exception] = []
-        self.waiting = deque(questions)
+        self.future: Future[None] = Future()
+        self.waiting = deque(question for question in questions if question.result is None)
         self.encoded: deque[Question] = deque()
         # Those of encoded questions that have not run.
         self.rows: deque[Row] = deque()
         # About the number of tokens that have not run.
         self.tokens_left = 0
         for question in self.waiting:
-            self.tokens_left += _count_characters(question) // _CHARACTERS_OF_A_TOKEN
+            self.tokens_left += question.characters // _CHARACTERS_OF_A_TOKEN
 
     @property
     def is_finished(self) -> bool:
@@ -73,9 +51,12 @@ class Schedule:
     batch or two.
 
     A batch has at most `batch_size` rows, and about as many tokens as the model reads in a fifth of
-    a second. At most half of it is padding. A text in many windows thus needs many batches. Every
-    other batch begins with the job that has the fewest tokens left, the others with the job that
-    has waited longest since its last row. One thread at a time may use it.
+    a second. A text in many windows thus needs many batches. Every other batch begins with the job
+    that has the fewest tokens left, the others with the job that has waited longest since its last
+    row. One thread at a time may use it.
+
+    Attributes:
+        batches, batch_rows: Batches that have run, and their rows.
     """
 
     def __init__(self, bank: TaskBank, batch_size: int) -> None:
@@ -86,6 +67,8 @@ class Schedule:
         # The jobs of the last batch.
         self._served: list[Job] = []
         self._is_turn_of_oldest = False
+        self.batches = 0
+        self.batch_rows = 0
 
     @property
     def is_idle(self) -> bool:
@@ -138,8 +121,8 @@ class Schedule:
         for job in jobs:
             if job.rows:
                 continue
-            for question in list(job.waiting)[: self._batch_size]:
-                characters += _count_characters(question)
+            for question in islice(job.waiting, self._batch_size):
+                characters += question.characters
                 if chosen and (characters > _MOST_CHARACTERS or len(chosen) >= room):
                     break
                 chosen.append((job, question))
@@ -150,23 +133,24 @@ class Schedule:
             job.waiting.popleft()
             job.encoded.append(question)
             job.rows.extend(question.rows)
-            job.tokens_left -= _count_characters(question) // _CHARACTERS_OF_A_TOKEN
+            job.tokens_left -= question.characters // _CHARACTERS_OF_A_TOKEN
             job.tokens_left += sum(row.tokens for row in question.rows)
 
-    def _choose_rows(self, jobs: Iterable[Job]) -> list[Row]:
+    def _choose_rows(self, jobs: Sequence[Job]) -> list[Row]:
         """Take the rows of the next batch."""
-        batch = _Batch(self._batch_size, self._most_tokens)
+        waiting: list[Row] = []
+        for job in jobs:
+            waiting += islice(job.rows, self._batch_size)
+        rows = Batcher(waiting, self._batch_size, self._most_tokens).take()
+        chosen = set(map(id, rows))
         self._served = []
         for job in jobs:
-            count = len(batch.rows)
-            while job.rows and batch.add(job.rows[0]):
-                row = job.rows.popleft()
-                job.tokens_left -= row.tokens
-            if len(batch.rows) > count:
+            left = deque(row for row in job.rows if id(row) not in chosen)
+            if len(left) < len(job.rows):
                 self._served.append(job)
-            if len(batch.rows) == self._batch_size:
-                break
-        return batch.rows
+                job.tokens_left -= sum(row.tokens for row in job.rows if id(row) in chosen)
+                job.rows = left
+        return rows
 
     def _run(self, rows: Sequence[Row]) -> None:
         start = time.perf_counter()
@@ -181,6 +165,8 @@ class Schedule:
                 if not row.outputs:
                     self._run([row])
             return
+        self.batches += 1
+        self.batch_rows += len(rows)
         tokens = len(rows) * max(row.tokens for row in rows)
         # The time of a small batch does not tell how fast the model reads.
         if tokens >= self._most_tokens / 2:
@@ -192,61 +178,16 @@ class Schedule:
         """Let the question of a row have an error as its result."""
         for job in self._jobs:
             for question in job.encoded:
-                if row not in question.rows:
-                    continue
-                job.rows = deque(waiting for waiting in job.rows if waiting not in question.rows)
-                question.encoded, question.rows = error, []
+                if row in question.rows:
+                    job.rows = deque(item for item in job.rows if item not in question.rows)
+                    question.close(error)
 
     def _take_finished(self) -> list[Job]:
         """Decode the questions all of whose rows have run; take out the jobs without others."""
         for job in self._jobs:
             while job.encoded and all(row.outputs for row in job.encoded[0].rows):
-                job.results.append(self._decode(job.encoded.popleft()))
+                self._bank.decode(job.encoded.popleft())
         finished = [job for job in self._jobs if job.is_finished]
         for job in finished:
             self._jobs.remove(job)
         return finished
-
-    def _decode(self, question: Question) -> Prediction | Exception:
-        value = attempt((Exception,), self._bank.decode, question)
-        if isinstance(value, Exception):
-            return value
-        assert isinstance(question.encoded, EncodedInput)
-        reader = question.encoded.reader
-        labels = tuple(name for _, name in sorted(reader.labels.items()))
-        tokens = sum(row.tokens for row in question.rows)
-        return Prediction(value, reader.task.pipeline, labels, tokens)
-
-
-class _Batch:
-    """Rows that go through a model together."""
-
-    def __init__(self, most_rows: int, most_tokens: float) -> None:
-        self.rows: list[Row] = []
-        self._most_rows = most_rows
-        self._most_tokens = most_tokens
-        self._longest = 0
-        self._tokens = 0
-
-    def add(self, row: Row) -> bool:
-        """Add a row if it fits; return whether it does. The first one always does."""
-        tokens = max(row.tokens, _LEAST_TOKENS)
-        longest = max(tokens, self._longest)
-        padded = longest * (len(self.rows) + 1)
-        if self.rows:
-            if row.reader.model is not self.rows[0].reader.model:
-                return False
-            if len(self.rows) == self._most_rows or padded > self._most_tokens:
-                return False
-            if padded > 2 * (self._tokens + tokens):
-                return False
-        self.rows.append(row)
-        self._longest = longest
-        self._tokens += tokens
-        return True
-
-
-def _count_characters(question: Question) -> int:
-    if isinstance(question.text, str):
-        return len(question.text)
-    return sum(map(len, question.text))

@@ -13,24 +13,34 @@ import logging
 import select
 import signal
 import socket
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from houlsby_peft_serve import ServiceOptions
 
 from ..predict.adapter_list import read_adapters
 from .app import make_app
 from .engine import BankEngine, Engine
-from .options import ServiceOptions
-from .tokens import read_tokens
+from .guards import ACCESS_LOG, read_tokens
 
 
 # Seconds after the signal to end in which clients are told to close their connections.
 _LAST_CONNECTIONS = 0.5
 # Seconds for those to send a request that have just connected.
 _FIRST_BYTES = 1.0
+# Files and connections that are open at once, if the system allows so many.
+_MOST_FILES = 65_536
+_LOG = logging.getLogger(__name__)
+# Seconds in which a new connection must send a request.
+_REQUEST_SECONDS = 20
 # Seconds that running requests may take after the signal to end.
 _LAST_REQUESTS = 30
 # Seconds after which an idle connection is closed: more than proxies keep theirs, which would
@@ -38,25 +48,8 @@ _LAST_REQUESTS = 30
 _IDLE = 75
 
 
-def run(
-    options: ServiceOptions,
-    host: str,
-    port: int,
-    *,
-    on_ray: bool = False,
-    is_open: bool = False,
-    log: str = "text",
-    access_log: bool = False,
-) -> None:
+def run(options: ServiceOptions) -> None:
     """Run the service until the process is interrupted or terminated.
-
-    Args:
-        options: The options of the service. `hosts` is chosen by the host.
-        host, port: The address to listen on. Port 0 is a free one.
-        on_ray: Whether replicas in processes of their own predict.
-        is_open: Whether other machines may ask without a token.
-        log: "text" or "json", one object per line.
-        access_log: Whether each request is logged.
 
     Raises:
         AdapterError, OSError: The adapters cannot be read, or the port is taken.
@@ -64,50 +57,69 @@ def run(
     """
     if options.gpus > torch.cuda.device_count():  # Ray would wait for them forever
         raise ValueError(
-            f"gpus must be at most {torch.cuda.device_count()}, the GPUs that PyTorch finds here; "
-            f"got {options.gpus:g}."
+            f"--gpus must be at most {torch.cuda.device_count()}, the GPUs that PyTorch finds "
+            f"here; got {options.gpus:g}."
         )
     tokens = read_tokens(options.tokens)
-    is_local = _is_loopback(host)
-    if not (tokens or is_local or is_open):
+    is_local = _is_loopback(options.host)
+    if not (tokens or is_local or options.open):
         raise ValueError(
-            f"{host} can be reached from other machines. Give clients tokens with --tokens or "
-            "HOULSBY_TOKENS, or let anybody ask with --open."
+            f"{options.host} can be reached from other machines. Give clients tokens with --tokens "
+            "or HOULSBY_TOKENS, or let anybody ask with --open."
         )
     count = len(read_adapters(options.adapters))
-    with listen(host, port) as listener:
-        _set_up_logs(log, access_log)
+    with listen(options.host, options.port) as listener:
+        _set_up_logs(options)
+        if options.tokens and Path(options.tokens).expanduser().stat().st_mode & 0o004:
+            _LOG.warning("All users of this machine can read the tokens; chmod 600 mends it.")
         # A page in a browser on this machine may find a name of its own for this address, but not
         # send another one.
-        if is_local:
-            options = replace(options, hosts=["127.0.0.1", "localhost", "[::1]"])
-        engine = start_engine(options, on_ray)
-        server = Server(make_app(engine, options, tokens), access_log)
-        print(_greet(count, host, listener.getsockname()[1]), flush=True)
+        if is_local and not options.hosts:
+            options = replace(options, hosts=("127.0.0.1", "localhost", "[::1]"))
+        _allow_many_connections()
+        engine = start_engine(options)
+        server = Server(make_app(engine, options, tokens))
+        _greet(options, count, listener.getsockname()[1])
         for number in (signal.SIGINT, signal.SIGTERM):
             # uvicorn sends itself the signal again at its end.
             signal.signal(number, lambda *_: None)
         try:
             server.run([listener])
         finally:
-            if on_ray:
-                from .local_ray import stop
+            if options.is_on_ray:
+                from .ray_engine import stop
 
                 stop()
 
 
-def _greet(count: int, host: str, port: int) -> str:
+def _greet(options: ServiceOptions, count: int, port: int) -> None:
+    """Tell the address, on standard output or as a line of the log."""
     tasks = "1 task" if count == 1 else f"{count} tasks"
-    if ":" in host:
-        host = f"[{host}]"
-    return f"{tasks} on http://{host}:{port}/predict. Stop with Ctrl+C."
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    line = f"{tasks} on http://{host}:{port}/predict. Stop with Ctrl+C."
+    if options.log == "json":
+        logging.getLogger("houlsby_peft").info(line)
+    else:
+        print(line, flush=True)
 
 
-def start_engine(options: ServiceOptions, on_ray: bool) -> Engine:
+def _allow_many_connections() -> None:
+    """Raise the number of open files as far as this process may, as each connection is one."""
+    try:
+        import resource
+    except ImportError:  # on Windows, where there is no such limit
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
+    with suppress(ValueError, OSError):  # some systems have less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+
+
+def start_engine(options: ServiceOptions) -> Engine:
     """Return an engine that is ready, in this process or on a Ray of its own."""
-    if not on_ray:
+    if not options.is_on_ray:
         return BankEngine(options)
-    from .local_ray import start
+    from .ray_engine import start
 
     return start(options)
 
@@ -117,10 +129,7 @@ def listen(host: str, port: int) -> socket.socket:
 
     Raises:
         OSError: The address is not one of this machine, or the port is taken.
-        ValueError: There is no such port.
     """
-    if not 0 <= port <= 65535:
-        raise ValueError(f"--port must be from 0 to 65535; got {port}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -138,15 +147,40 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class Connection(H11Protocol):
+    """A connection that is closed if it is silent when a request should arrive.
+
+    h11 limits the bytes before a body, and refuses two Host headers.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait_for_request(_REQUEST_SECONDS)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._wait_for_request(_IDLE)
+
+    def _wait_for_request(self, seconds: float) -> None:
+        self.loop.call_later(seconds, self._close_if_silent, self.cycle)
+
+    def _close_if_silent(self, last: object) -> None:
+        if self.cycle is last and not self.transport.is_closing():
+            self.transport.close()
+
+
 class Server(uvicorn.Server):
     """uvicorn, which drops no connection when it ends."""
 
-    def __init__(self, app: FastAPI, access_log: bool = False) -> None:
+    def __init__(self, app: FastAPI) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_config=None,
-                access_log=access_log,
+                access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=_LAST_REQUESTS,
                 timeout_keep_alive=_IDLE,
@@ -175,29 +209,30 @@ class Server(uvicorn.Server):
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as a line of JSON."""
+        """Return a record as a line of JSON, which has each fact of a request by its name."""
         line: dict[str, Any] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
-def _set_up_logs(form: str, access_log: bool) -> None:
+def _set_up_logs(options: ServiceOptions) -> None:
     """Log changes of tasks, failures and, if asked for, requests to stderr."""
     handler = logging.StreamHandler()
-    if form == "json":
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if options.log == "json":
         handler.setFormatter(_JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    levels = {"houlsby_peft": logging.INFO, "uvicorn.error": logging.WARNING}
-    levels["uvicorn.access"] = logging.INFO if access_log else logging.WARNING
-    for name, level in levels.items():
-        logger = logging.getLogger(name)
-        logger.setLevel(level)
-        logger.addHandler(handler)
-        logger.propagate = False
+    logging.captureWarnings(True)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    transformers.utils.logging.disable_default_handler()
+    transformers.utils.logging.enable_propagation()
+    logging.getLogger("houlsby_peft").setLevel(logging.INFO)
+    ACCESS_LOG.setLevel(logging.INFO if options.access_log else logging.WARNING)

@@ -6,30 +6,39 @@ which may be left out if there is only one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Response
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, HTTPException, Response
+from pydantic import AfterValidator, BaseModel, Field
 
-from ..predict.readers import Input
-from .bodies import Text
-from .engine import Query, Refusal
+from ..predict.questions import Input
+from .bodies import OfService, Text, Texts, ask, kind_of, shape
 from .refusals import Json
-from .schedule import Prediction
-from .service import RefusedError, Service, service_of
+from .service import Service
 
 
 router = APIRouter()
-OfService = Annotated[Service, Depends(service_of)]
 
 
-class Predict(BaseModel):
-    """The body of /predict: a text, a pair of texts, or a list of lists of one or two texts.
+def _refuse_prompt(name: str) -> str:
+    raise ValueError(f"the model has no prompts; got {name!r}. Leave prompt_name out")
 
-    Texts are always cut to what the model reads.
+
+class Cut(BaseModel):
+    """What all bodies of text-embeddings-inference have in common.
+
+    Attributes:
+        truncate: With False, a text that is longer than the model reads is refused, not cut.
     """
+
+    truncate: bool | None = None
+    truncation_direction: Literal["Right", "right"] = "Right"
+    model: str | None = None
+
+
+class Predict(Cut):
+    """The body of /predict: a text, a pair of texts, or a list of lists of one or two texts."""
 
     inputs: (
         Text
@@ -39,21 +48,15 @@ class Predict(BaseModel):
         ]
     )
     raw_scores: Literal[False] = False
-    truncate: bool | None = None
-    model: str | None = None
 
 
-class Embed(BaseModel):
-    """The body of /embed: a text or a list of texts.
+class Embed(Cut):
+    """The body of /embed: a text or a list of texts."""
 
-    Texts are always cut to what the model reads.
-    """
-
-    inputs: Text | Annotated[list[Text], Field(min_length=1)]
+    inputs: Texts
     normalize: bool = True
     dimensions: int | None = Field(default=None, ge=1)
-    truncate: bool | None = None
-    model: str | None = None
+    prompt_name: Annotated[str, AfterValidator(_refuse_prompt)] | None = None
 
 
 class Parameters(BaseModel):
@@ -76,113 +79,27 @@ class Pair(BaseModel):
     text_pair: Text | None = None
 
 
-class Pipeline(BaseModel):
+class Pipeline(Cut):
     """The body that huggingface_hub's InferenceClient sends."""
 
-    inputs: Text | Annotated[list[Text], Field(min_length=1)] | Pair
+    inputs: Texts | Pair
     parameters: Parameters = Parameters()
     normalize: bool = True
-    truncate: bool | None = None
+    prompt_name: Annotated[str, AfterValidator(_refuse_prompt)] | None = None
 
 
 async def classify(service: Service, body: Predict, task: str | None = None) -> list[Any]:
     """Return the classes of each text, the best first, or the value of a regression."""
-    name = await service.choose_task(task or body.model)
     entries: list[Any] = body.inputs  # type: ignore[assignment]
     is_single = isinstance(entries, str) or isinstance(entries[0], str)
     if is_single:
         entries = [entries]
-    queries = [Query(name, _read_texts(entry), all_classes=True) for entry in entries]
-    predictions = await service.predict(queries)
-    check_pipeline(predictions, "text-classification")
-    classes = [as_classes(prediction.value) for prediction in predictions]
+    inputs = map(_read_texts, entries)
+    questions = await ask(
+        service, inputs, task or body.model, "text-classification", body.truncate is False
+    )
+    classes = [shape(question) for question in questions]
     return classes[0] if is_single else classes
-
-
-async def embed(service: Service, body: Embed, task: str | None = None) -> list[list[float]]:
-    """Return the vector of each text."""
-    name = await service.choose_task(task or body.model)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    predictions = await service.predict([Query(name, text) for text in texts])
-    check_pipeline(predictions, "feature-extraction")
-    vectors = []
-    for prediction in predictions:
-        vectors.append(shape_vector(prediction.value, body.normalize, body.dimensions))
-    return vectors
-
-
-async def run_pipeline(service: Service, body: Pipeline, task: str) -> Any:
-    """Return what the Hub's inference API does for the kind of the task."""
-    entries = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    top_k = body.parameters.top_k
-    queries = []
-    for entry in entries:
-        queries.append(Query(task, _read_input(entry), top_k, all_classes=top_k is None))
-    predictions = await service.predict(queries)
-    values: list[Any] = []
-    # The clients read classes and vectors as a list with one entry for each text.
-    is_nested = True
-    for prediction in predictions:
-        if prediction.pipeline == "text-classification":
-            values.append(as_classes(prediction.value))
-        elif prediction.pipeline == "feature-extraction":
-            values.append(shape_vector(prediction.value, body.normalize))
-        else:
-            values.append(prediction.value)
-            is_nested = isinstance(body.inputs, list)
-    return values if is_nested else values[0]
-
-
-async def describe(service: Service, task: str | None = None) -> dict[str, Any]:
-    """Return what text-embeddings-inference says of its model."""
-    facts = await service.facts(await service.choose_task(task))
-    kind: dict[str, Any] = {facts.pipeline: {}}
-    if facts.pipeline == "feature-extraction":
-        kind = {"embedding": {"pooling": "mean"}}
-    if facts.pipeline == "text-classification":
-        numbers = range(len(facts.labels))
-        id2label = dict(zip(map(str, numbers), facts.labels, strict=True))
-        label2id = dict(zip(facts.labels, numbers, strict=True))
-        kind = {"classifier": {"id2label": id2label, "label2id": label2id}}
-    options = service.options
-    return {
-        "model_id": task or facts.base_model,
-        "model_sha": None,
-        "model_dtype": facts.dtype,
-        "model_type": kind,
-        "max_concurrent_requests": options.max_queued,
-        "max_input_length": facts.max_tokens,
-        "max_batch_requests": options.batch_size,
-        "max_client_batch_size": options.max_rows,
-        "auto_truncate": True,
-        "version": version("houlsby-peft"),
-    }
-
-
-def check_pipeline(predictions: Sequence[Prediction], pipeline: str) -> None:
-    """Refuse a task of another kind than a route is for, with the status of
-    text-embeddings-inference.
-    """
-    for prediction in predictions:
-        if prediction.pipeline != pipeline:
-            rule = f"This route is for {pipeline}; the task is {prediction.pipeline}."
-            raise RefusedError(Refusal(424, rule))
-
-
-def as_classes(value: Any) -> list[Any]:
-    """Return the classes of a text as a list; of a regression, a list with its value."""
-    return value if isinstance(value, list) else [value]
-
-
-def shape_vector(
-    vector: list[float], is_normalized: bool, dimensions: int | None = None
-) -> list[float]:
-    """Return the first dimensions of a vector, of length 1 if it is to be normalized."""
-    values = vector[:dimensions]
-    length = sum(value * value for value in values) ** 0.5
-    if not is_normalized or not length:
-        return values
-    return [value / length for value in values]
 
 
 def _read_texts(entry: str | list[str]) -> Input:
@@ -201,8 +118,8 @@ def _read_input(entry: str | Pair) -> Input:
             return first, second
     if entry.text is not None:
         return entry.text
-    raise RefusedError(
-        Refusal(422, "inputs must be texts, a question with its context, or text and text_pair.")
+    raise HTTPException(
+        422, "inputs must be texts, a question with its context, or text and text_pair."
     )
 
 
@@ -213,43 +130,68 @@ async def predict_of_task(task: str, body: Predict, service: OfService) -> Respo
 
 
 @router.post("/embed")
-async def embed_texts(body: Embed, service: OfService) -> Response:
-    """Return the vectors of texts."""
-    return Json(await embed(service, body))
-
-
 @router.post("/tasks/{task:path}/embed")
-async def embed_of_task(task: str, body: Embed, service: OfService) -> Response:
+async def embed(body: Embed, service: OfService, task: str | None = None) -> Response:
     """Return the vectors of texts."""
-    return Json(await embed(service, body, task))
-
-
-@router.post("/")
-async def pipeline_of_only_task(body: Pipeline, service: OfService) -> Response:
-    """Answer for the only task as for /tasks/NAME."""
-    return Json(await run_pipeline(service, body, await service.choose_task(None)))
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    questions = await ask(
+        service, texts, task or body.model, "feature-extraction", body.truncate is False
+    )
+    return Json([shape(question, body.normalize, body.dimensions) for question in questions])
 
 
 @router.get("/info")
-async def info(service: OfService) -> Response:
-    """Return what is known of the only task."""
-    return Json(await describe(service))
-
-
 @router.get("/tasks/{task:path}/info")
-async def info_of_task(task: str, service: OfService) -> Response:
-    """Return what is known of a task."""
-    return Json(await describe(service, task))
+async def info(service: OfService, task: str | None = None) -> Response:
+    """Return what text-embeddings-inference says of its model."""
+    facts = await service.engine.facts(await service.choose_task(task))
+    kind: dict[str, Any] = {facts.pipeline: {}}
+    if facts.pipeline == "feature-extraction":
+        kind = {"embedding": {"pooling": "mean"}}
+    if facts.pipeline == "text-classification":
+        id2label = {str(number): label for number, label in enumerate(facts.labels)}
+        label2id = {label: number for number, label in enumerate(facts.labels)}
+        kind = {"classifier": {"id2label": id2label, "label2id": label2id}}
+    options = service.options
+    return Json(
+        {
+            "model_id": task or facts.base_model,
+            "model_sha": facts.fingerprint,
+            "model_dtype": facts.dtype,
+            "model_type": kind,
+            "max_concurrent_requests": options.max_queued,
+            "max_input_length": facts.max_tokens,
+            "max_batch_requests": options.batch_size,
+            "max_client_batch_size": options.max_rows,
+            "auto_truncate": True,
+            "version": version("houlsby-peft"),
+        }
+    )
 
 
 @router.get("/tasks/{task:path}/health", include_in_schema=False)
-async def health_of_task(task: str, service: OfService) -> Response:
+async def health(task: str, service: OfService) -> Response:
     """Return that a task is served."""
-    await service.facts(task)
+    await service.engine.facts(task)
     return Json({"status": "ok"})
 
 
+# Behind the routes above, which begin as this one does.
+@router.post("/")
 @router.post("/tasks/{task:path}")
-async def pipeline(task: str, body: Pipeline, service: OfService) -> Response:
+async def pipeline(body: Pipeline, service: OfService, task: str | None = None) -> Response:
     """Answer as the Hub's inference API, for huggingface_hub's InferenceClient."""
-    return Json(await run_pipeline(service, body, task.rstrip("/")))
+    entries = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    inputs = map(_read_input, entries)
+    name = task.rstrip("/") if task else body.model
+    questions = await ask(service, inputs, name, None, body.truncate is False)
+    values = [shape(question, body.normalize) for question in questions]
+    kind = kind_of(questions)
+    top_k = body.parameters.top_k
+    if top_k is not None:
+        if kind != "text-classification":
+            raise HTTPException(422, f"top_k is for text classification; the task is {kind}.")
+        values = [classes[:top_k] for classes in values]
+    # The clients read classes and vectors as a list with one entry for each text.
+    is_nested = kind in ("text-classification", "feature-extraction")
+    return Json(values if is_nested or isinstance(body.inputs, list) else values[0])

@@ -185,6 +185,9 @@ class Run:
     def finish(self, results: Mapping[str, Any]) -> None:
         """Write results.json, and the card of an adapter."""
         write_json(self.folder / RESULTS_FILE, results)
+        for weights in self.folder.rglob("*.safetensors"):
+            # safetensors gives no other user the right to read them.
+            shutil.copymode(self.folder / RESULTS_FILE, weights)
         if is_houlsby(self.folder / "adapter"):
             from houlsby_peft.hub.card import write_card_of_saved  # only now: it imports PyTorch
 

@@ -96,9 +96,9 @@ def test_the_client_of_openai(service, expected):
         found = client.embeddings.create(model="vectors", input=WORDS[0], dimensions=5)
         short = unit(expected["vectors"].predict(WORDS[0])[0][:5])
         numpy.testing.assert_allclose(found.data[0].embedding, short, rtol=1e-3, atol=1e-5)
-        with pytest.raises(openai.NotFoundError, match="GET /tasks; got 'nothing'"):
+        with pytest.raises(openai.NotFoundError, match="got nothing"):
             client.embeddings.create(model="nothing", input="a")
-        with pytest.raises(openai.APIStatusError, match="the task is text-classification"):
+        with pytest.raises(openai.APIStatusError, match="'topics' is text-classification"):
             client.embeddings.create(model="topics", input="a")
 
 
@@ -121,7 +121,7 @@ def test_requests_of_text_embeddings_inference_and_vllm(service, expected):
     assert labels(found) == names[0]
     status, found = service.post("/predict", {"inputs": WORDS[0]})
     assert (status, found["error_type"]) == (422, "validation")
-    assert "/tasks/answers" in found["error"]
+    assert "4 tasks" in found["error"]
     status, found = service.post("/tasks/vectors/embed", {"inputs": [WORDS[0]]})
     numpy.testing.assert_allclose(found, [unit(expected["vectors"].predict(WORDS[0])[0])], 1e-3)
     status, found = service.post("/embed", {"inputs": WORDS[0], "model": "vectors"})
@@ -142,3 +142,68 @@ def test_requests_of_text_embeddings_inference_and_vllm(service, expected):
         assert item["num_classes"] == 3
     status, found = service.post("/classify", {"model": "nothing", "input": "a"})
     assert (status, found["error"]["code"]) == (404, 404)
+
+
+def check_as_the_router(answer, labels):
+    """Check what `alignScoresToMapping` of vLLM's semantic router checks (http_classifier.go)."""
+    assert sorted(entry["label"] for entry in answer) == sorted(labels)
+    assert sum(entry["score"] for entry in answer) == pytest.approx(1, abs=0.02)
+
+
+def check_spans_as_the_router(spans, text, labels):
+    """Check what `alignTokenSpans` of the router checks (http_token_classifier.go): a span points
+    to letters of the text, which are not bytes.
+    """
+    places = set()
+    for span in spans:
+        assert span["entity_group"] in labels
+        assert 0 <= span["start"] < span["end"] <= len(text)
+        assert text[span["start"] : span["end"]] == span["word"]
+        assert 0 <= span["score"] <= 1
+        places.add((span["entity_group"], span["start"], span["end"]))
+    assert len(places) == len(spans) > 0
+
+
+def test_the_router_of_vllm(service, expected, base):
+    status, found = service.post("/tasks/topics/classify", {"inputs": WORDS[0]})
+    assert status == 200
+    check_as_the_router(found, "abc")
+    text = f"\u00dcber \U0001f600 {WORDS[1]}"
+    status, found = service.post("/tasks/people/classify", {"inputs": text})
+    check_spans_as_the_router(found, text, {"PER"})
+    assert service.post("/classify", {"inputs": WORDS[0], "model": "topics"})[0] == 200
+    assert service.post("/tasks/vectors/classify", {"inputs": "a"})[0] == 424
+    # It sends neither a name nor a path: each task has a service, or a port of a reverse proxy.
+    alone = ServiceInThread(service.adapters / "topics")
+    try:
+        status, found = alone.post("/classify", {"inputs": WORDS[0]})
+        check_as_the_router(found, "abc")
+        status, found = alone.predict({"text": WORDS[0]})
+        assert found["predictions"] == expected["topics"].predict(WORDS[0])
+        assert alone.headers["x-adapters"].startswith("topics=")
+    finally:
+        alone.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("/tasks/topics/predict", {"inputs": ""}, 400, "text to read"),
+        ("/tasks/topics/predict", {"inputs": ["", " "]}, 400, "text to read"),
+        ("/tasks/vectors/embed", {"inputs": ""}, 400, "text to read"),
+        ("/tasks/vectors/embed", {"inputs": "a", "dimensions": 5000}, 422, "at most 32"),
+        ("/tasks/vectors/embed", {"inputs": "a", "prompt_name": "query"}, 422, "no prompts"),
+        ("/tasks/vectors/embed", {"inputs": "a " * 99, "truncate": False}, 422, "64 tokens; got"),
+        ("/tasks/vectors/embed", {"inputs": "a " * 99, "truncate": True}, 200, ""),
+        ("/tasks/topics/predict", {"inputs": "a " * 99, "truncate": False}, 422, "64 tokens; got"),
+        ("/tasks/people", {"inputs": "a " * 99, "truncate": False}, 200, ""),
+        ("/tasks/people", {"inputs": "a", "parameters": {"top_k": 2}}, 422, "top_k"),
+        ("/v1/embeddings", {"input": [1, 2], "model": "vectors"}, 422, "check_embedding_ctx"),
+        ("/v1/embeddings", {"input": [[1, 2]], "model": "vectors"}, 422, "check_embedding_ctx"),
+        ("/classify", {"model": "topics"}, 422, "either"),
+    ],
+)
+def test_what_other_services_accept_and_refuse(service, path, body, status, word):
+    answer, found = service.post(path, body)
+    assert answer == status
+    assert word in str(found)

@@ -24,6 +24,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
+from houlsby_peft.predict.questions import Question
 from houlsby_peft.predict.readers import cut_arguments
 from hub_models import WORDS, make_adapter
 from tiny_models import perturb
@@ -223,9 +224,10 @@ def test_a_long_question_is_cut_as_in_training(base, tokenizer, tmp_path):
     adapter = houlsby_peft.load(tmp_path)
     long = " ".join(["where"] * 200)
     adapter.base_model.config.max_position_embeddings = adapter.tokenizer.model_max_length = 200
-    parts = adapter.reader(max_length=100).read((long, CONTEXT)).parts
+    question = Question((long, CONTEXT))
+    adapter.reader(max_length=100).read(question)
     where = tokenizer.vocab["where"]
-    assert {sum(token == where for token in part.inputs["input_ids"]) for part in parts} == {64}
+    assert {row.inputs["input_ids"].count(where) for row in question.rows} == {64}
 
 
 def test_results_are_plain_and_words_are_parts_of_the_text(base, tmp_path):

@@ -9,6 +9,7 @@ from peft import get_peft_model
 from transformers import AutoModelForTokenClassification
 
 from houlsby_peft import HoulsbyConfig, TaskBank
+from houlsby_peft.predict.questions import Question
 from houlsby_peft.service.schedule import Job, Schedule
 from hub_models import WORDS, make_adapter
 from tiny_models import perturb
@@ -22,7 +23,7 @@ class FailingBank(TaskBank):
 
     def run(self, rows):
         self.batches = [*self.batches, [row.reader.called for row in rows]]
-        texts = [row.reader.tokenizer.decode(row.part.inputs["input_ids"]) for row in rows]
+        texts = [row.reader.tokenizer.decode(row.inputs["input_ids"]) for row in rows]
         if any(self.failing in text for text in texts):
             raise RuntimeError("out of memory")
         super().run(rows)
@@ -43,7 +44,12 @@ def bank(base, tmp_path_factory):
 
 
 def make_job(bank, task, *texts):
-    return Job([bank.question(task, text) for text in texts])
+    questions = [Question(text, task) for text in texts]
+    for question in questions:
+        bank.accept(question)
+    job = Job(questions)
+    job.questions = questions
+    return job
 
 
 def spans(entities):
@@ -65,7 +71,7 @@ def test_a_short_text_does_not_wait_for_a_long_one(bank):
         schedule.step()
         steps += 1
     assert steps > 2
-    assert spans(long.results[0].value) == spans(bank.predict([("people", text)])[0])
+    assert spans(long.questions[0].result) == spans(bank.predict([("people", text)])[0])
 
 
 def test_a_short_text_does_not_wait_for_many_long_ones(bank):
@@ -108,9 +114,10 @@ def test_a_text_for_which_the_model_fails_spoils_no_other(bank):
     while not schedule.is_idle:
         schedule.step()
     bank.failing = "none"
-    failed = [number for number, job in enumerate(jobs) if isinstance(job.results[0], Exception)]
+    results = [job.questions[0].result for job in jobs]
+    failed = [number for number, result in enumerate(results) if isinstance(result, Exception)]
     assert failed == [4, 6]
-    assert "out of memory" in str(jobs[4].results[0])
+    assert "out of memory" in str(results[4])
 
 
 def test_what_cannot_be_answered_keeps_no_removed_task(base, tmp_path):
@@ -125,8 +132,8 @@ def test_what_cannot_be_answered_keeps_no_removed_task(base, tmp_path):
         schedule.add(job)
         while not schedule.is_idle:
             schedule.step()
-        prediction, error = job.results
-        assert prediction.value["label"]
+        result, error = [question.result for question in job.questions]
+        assert result["label"]
         assert isinstance(error, ValueError)
         bank.remove("task")
         assert bank.held == ()

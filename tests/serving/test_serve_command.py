@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from houlsby_peft_cli import main
+from houlsby_peft_serve import ServiceOptions, add_flags, read_options
 from hub_models import WORDS, make_adapter
 
 
@@ -73,7 +75,8 @@ def check_one_process(service, adapters, folder):
     import psutil
 
     assert psutil.Process(service.process.pid).children(recursive=True) == []
-    assert service.predict({"task": "first", "text": "a"})[0] == 200
+    row = {"inputs": [{"task": "first", "text": "a"}]}
+    assert service.post("/predict", row, x_request_id="abc")[0] == 200
     (adapters / "second").rename(adapters / "new")
     (adapters / "third" / "adapter_model.safetensors").write_bytes(b"no tensors")
     end = time.time() + 30
@@ -85,19 +88,37 @@ def check_one_process(service, adapters, folder):
     with pytest.raises(SystemExit, match=f"port {service.port} of 127.0.0.1.*another --port"):
         main(["serve", "--adapters", str(folder), "--port", str(service.port)])
     assert set(end_under_load(service, 8)) == {200}
-    lines = [json.loads(line) for line in service.log.read_text().splitlines() if "{" in line]
+    lines = [json.loads(line) for line in service.log.read_text().splitlines()]
     messages = [line["message"] for line in lines]
     changes = [message for message in messages if message.startswith("Task ")]
     expected = [f"Task '{task}' was added." for task in (*TASKS, "new")]
     assert sorted(changes) == sorted([*expected, "Task 'second' was removed."])
     assert sum("'third' cannot be loaded" in message for message in messages) == 1
-    assert any('"POST /predict HTTP/1.1" 200' in message for message in messages)
+    [line] = [line for line in lines if line.get("request_id") == "abc"]
+    del line["time"], line["message"], line["seconds"]
+    assert line == {
+        "level": "info",
+        "logger": "houlsby_peft.access",
+        "method": "POST",
+        "route": "/predict",
+        "status": 200,
+        "task": "first",
+        "rows": 1,
+        "request_id": "abc",
+    }
+    assert not any("/health" in message for message in messages)
 
 
 @pytest.mark.parametrize(
     ("flags", "rule"),
     [
         (["--port", "70000"], "--port must be from 0 to 65535; got 70000"),
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--watch", "-1"], "--watch must be at least 0"),
+        (["--cpus", "-1"], "--cpus must be at least 0"),
+        (["--max-rows", "0"], "--max-rows must be at least 1"),
+        (["--gpus", "99"], "--gpus must be at most"),
+        (["other"], "given once"),
         (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines.*--tokens"),
         (["--host", "192.0.2.77", "--open"], "port 8000 of 192.0.2.77.*--host"),
         (["--tokens", "{folder}/first/adapter_config.json"], "adapter_config.json must be YAML"),
@@ -108,6 +129,31 @@ def test_an_address_that_cannot_be_served_is_refused(folder, flags, rule):
     with pytest.raises(SystemExit) as caught:
         main(["serve", "--adapters", str(folder), *flags])
     assert re.search(rule, str(caught.value)), caught.value
+
+
+def test_options_come_from_the_command_line_and_the_environment(folder, monkeypatch):
+    parser = argparse.ArgumentParser()
+    for name, value in {
+        "ADAPTERS": str(folder),
+        "BATCH_SIZE": "7",
+        "HOSTS": "a.example b.example",
+        "ACCESS_LOG": "1",
+        "TOKENS": "predict: x",
+    }.items():
+        monkeypatch.setenv(f"HOULSBY_{name}", value)
+    add_flags(parser)
+    options = read_options(parser.parse_args(["--batch-size", "9", "--watch", "0"]))
+    assert options == ServiceOptions(
+        str(folder), batch_size=9, hosts=("a.example", "b.example"), access_log=True, watch=0.0
+    )
+    monkeypatch.delenv("HOULSBY_ADAPTERS")
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    options = read_options(parser.parse_args([str(folder), "--no-access-log"]))
+    assert (options.adapters, options.access_log) == (str(folder), False)
+    monkeypatch.setenv("HOULSBY_ACCESS_LOG", "perhaps")
+    with pytest.raises(ValueError, match="HOULSBY_ACCESS_LOG"):
+        add_flags(argparse.ArgumentParser())
 
 
 def test_a_port_is_taken_from_the_moment_of_listening():

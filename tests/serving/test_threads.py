@@ -20,6 +20,7 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, Predictor
 from houlsby_peft.heads.tasks import task_kind_of_class
+from houlsby_peft.predict.questions import Question
 from hub_models import WORDS, make_adapter
 
 
@@ -72,12 +73,18 @@ def test_threads_cut_contexts_as_each_needs(base, tmp_path):
     ).save_pretrained(tmp_path)
     reader = houlsby_peft.load(tmp_path, base_model=str(base)).reader()
     pairs = [(" ".join(WORDS[:n]), " ".join(WORDS * 2)) for n in (1, 2, 3)]
-    expected = [reader.read(pair).parts for pair in pairs]
+
+    def read(number):
+        question = Question(pairs[number % 3])
+        reader.read(question)
+        return [row.inputs for row in question.rows]
+
+    expected = [read(number) for number in range(3)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda number: reader.read(pairs[number % 3]).parts, range(300)))
+            found = list(pool.map(read, range(300)))
     finally:
         sys.setswitchinterval(interval)
     assert [number for number, parts in enumerate(found) if parts != expected[number % 3]] == []

@@ -60,9 +60,9 @@ class ServiceInThread(Client):
     def __init__(self, adapters: Path, tokens: Any = None, **options: Any) -> None:
         from houlsby_peft.service.app import make_app
         from houlsby_peft.service.engine import BankEngine
-        from houlsby_peft.service.options import ServiceOptions
+        from houlsby_peft.service.guards import Tokens
         from houlsby_peft.service.server import Server, listen
-        from houlsby_peft.service.tokens import Tokens
+        from houlsby_peft_serve import ServiceOptions
 
         self.adapters = adapters
         self.options = ServiceOptions(str(adapters), **{"watch": 0, **options})
