@@ -77,7 +77,7 @@ $(VENV)/demo: $(INTERPRETER) setup.cfg
 
 $(INSTALLED): $(INTERPRETER) setup.cfg $(wildcard $(LOCK))
 	@test -e $(LOCK) || echo 'No versions are locked for Python $(VERSION): the newest ones are installed.'
-	$(PIP) install $(CONSTRAINTS) setuptools
+	$(PIP) install $(CONSTRAINTS) 'setuptools>=77'
 	$(if $(TORCH_INDEX),-$(PIP) install --no-deps $(CONSTRAINTS) $(TORCH_INDEX) torch)
 	$(PIP) install $(CONSTRAINTS) --no-build-isolation $(PROJECT)
 	@touch $@

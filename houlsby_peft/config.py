@@ -313,7 +313,7 @@ class _NoModules(list[str]):
 
 # By field: whether its value is valid, and what it must be.
 _RULES: dict[str, tuple[Callable[[HoulsbyConfig], object], str]] = {
-    "r": (lambda config: config.r >= 1, "at least 1"),
+    "r": (lambda config: 1 <= config.r < 1_000_000, "at least 1, and below a million"),
     "activation": (lambda config: config.activation in ACT2FN, f"one of {sorted(ACT2FN)}"),
     "dropout": (lambda config: 0 <= config.dropout < 1, "a probability in [0, 1)"),
     "share_layers": (

@@ -443,6 +443,18 @@ class HoulsbyModel(BaseTuner):
             batch.find_rows(self._row_finder, args, kwargs)
         return super().forward(*args, **kwargs)
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate with the base model.
+
+        Raises:
+            ValueError: Texts have several adapters each.
+        """
+        batch = batch_of(self._state.batches)
+        if isinstance(batch, MixedBatch) and batch.fan_out is not None:
+            batch.fan_out.refuse_generation()
+        base: Any = self.model
+        return base.generate(*args, **kwargs)
+
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Run mixed batches. PEFT enters this context around every forward pass and generation."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import ReferenceType, ref
 
 import torch
@@ -124,10 +124,7 @@ class FanOut:
     def _repeat_inputs(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the arguments of the model with a row per pair."""
         if kwargs.get("past_key_values") is not None:
-            raise ValueError(
-                "Several adapters for one text need a model that runs once, and not a generation. "
-                "Repeat the text."
-            )
+            self.refuse_generation()
         config = getattr(model, "config", None)
         self._is_collected = False
         for name in _COLLECTED:
@@ -137,6 +134,13 @@ class FanOut:
         if getattr(config, "use_cache", False):
             kwargs = {"use_cache": False, **kwargs}
         return self.repeat((args, kwargs))
+
+    def refuse_generation(self) -> NoReturn:
+        """Refuse to generate for several adapters of one text."""
+        raise ValueError(
+            "Several adapters for one text need a model that runs once, and not a generation. "
+            "Repeat the text."
+        )
 
     def _narrow(self, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a layer with a row per text; None if it runs on all rows."""

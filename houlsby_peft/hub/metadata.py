@@ -28,6 +28,7 @@ _METRICS = (
 )
 # What the metadata of a page may stand for.
 _MOST_CHARACTERS = 1_000_000
+_MOST_DEPTH = 50
 
 
 def make_metadata(
@@ -134,6 +135,8 @@ def check_metadata(page: str) -> None:
         return
     try:
         count = _count_characters(block[2])
+        if count <= max(len(page), _MOST_CHARACTERS):
+            yaml.safe_load(block[2])  # which knows fewer tags than the parser
     except yaml.YAMLError as error:
         raise AdapterError(
             f"The metadata of {REPOCARD_NAME} must be YAML. {shortened(str(error))}"
@@ -154,6 +157,8 @@ def _count_characters(text: str) -> float:
         if isinstance(event, yaml.CollectionStartEvent):
             anchors.append(event.anchor)
             counts.append(1)
+            if len(counts) > _MOST_DEPTH:
+                raise yaml.YAMLError(f"Lists may be {_MOST_DEPTH} deep in one another.")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, count = anchors.pop(), counts.pop()

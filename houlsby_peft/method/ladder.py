@@ -27,7 +27,16 @@ _INNER = 2
 class LadderLayer(nn.Module):
     """One layer of a ladder: it reads hidden states, then attends, then applies a bottleneck.
 
-    A trained gate weighs the state of the layer below and what is read; both count half at first.
+    With s the state of the layer below, x the normalized hidden states and g = sigmoid(gate), which
+    is one number and 0.5 at first:
+
+        s = g s + (1 - g) read_proj(x), without the first term in the lowest layer
+        s = s + attention_out(attention(attention_norm(s)))
+        s = s + up_proj(activation(down_proj(bottleneck_norm(s))))
+
+    `attention_in` computes the queries, then the keys, then the values, each of width r. There are
+    r / 32 heads or, where r is no multiple of their number, the largest smaller number of heads.
+    `down_proj` has 2r outputs. Norms have PyTorch's epsilon of 1e-5 and trained weights.
 
     Args:
         width: Size d of the hidden states.
@@ -83,7 +92,8 @@ class Ladder(nn.Module):
 
     Side tuning (Sung et al. 2022, arXiv 2206.06522): beside each layer of the encoder, a layer of
     width r reads the hidden states that enter the encoder's layer. They are normalized without
-    weights. No gradient flows into the encoder, and its hidden states do not depend on the ladder.
+    weights, with an epsilon of 1e-5 and in float32 at least. No gradient flows into the encoder,
+    and its hidden states do not depend on the ladder. `up_proj` takes the last state to width d.
 
     Args:
         width: Size d of the hidden states.
@@ -137,7 +147,7 @@ class Ladder(nn.Module):
         """
         state = None
         for index, layer in self.layers.items():
-            weight = layer.get_parameter("read_proj.weight")
+            weight: Any = layer.read_proj.weight  # type: ignore[union-attr]
             hidden = readings.states.get(int(index))
             if hidden is None:
                 raise AdapterError(
@@ -208,7 +218,12 @@ class Rungs:
         for index, state in self._states.pop(thread(), {}).items():
             wide = state.to(torch.promote_types(state.dtype, torch.float32))
             states[index] = F.layer_norm(wide, wide.shape[-1:])
-        mask = self._masks.pop(thread(), None)
+        if thread() not in self._masks:
+            raise AdapterError(
+                "A ladder must be told which tokens are padding; call the model itself, as "
+                "model(...), and not model.forward(...), which runs no hooks."
+            )
+        mask = self._masks.pop(thread())
         return Readings(states, None if mask is None else mask[:, None, None, :] != 0)
 
 

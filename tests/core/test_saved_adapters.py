@@ -354,6 +354,14 @@ def header(text, length=None):
     )
 
 
+ADDING = {
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 200_000,
+        "pair": [],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+    }
+}
 TYPE = '{"x":{"dtype":"COMPLEX9","shape":[1],"data_offsets":[0,4]}}'
 FAR = '{"x.houlsby_adapter.down_proj.weight":{"dtype":"F32","shape":[9,9],"data_offsets":[0,324]}}'
 CODE = json.dumps({"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}).encode()
@@ -373,12 +381,13 @@ CASES = {
     ),
     "another library": (config(peft_type=None), "houlsby-peft convert"),
     "r = 0": (config(r=0), "r must be"),
-    "r is too large": (config(r=10**9), "asks for bottlenecks of size 1000000000"),
+    "r is too large": (config(r=10**9), "r must be"),
+    "r is larger than the file": (config(r=900_000), "asks for bottlenecks of size 900000"),
     "r overflows": (config(rank_pattern={"a": 10**40}), "asks for bottlenecks of size 1000000"),
     "unknown activation": (config(activation="exec"), "activation must be"),
     "a record of words": (config(recorded={"places": "all"}), "places"),
     "base is a path": (config(base_model_name_or_path=None), "must be a name on the Hub"),
-    "no weights": (put(adapter_model__safetensors=None), f"No such file.*{WEIGHTS}"),
+    "no weights": (put(adapter_model__safetensors=None), f"{WEIGHTS}: No such file"),
     "pickled weights": (
         put(adapter_model__safetensors=None, adapter_model__bin="pickle"),
         "can run any code",
@@ -396,6 +405,18 @@ CASES = {
     "tokenizer makes terabytes of a text": (
         put(tokenizer__json=json.dumps(GROWING).encode()),
         r"at most 64 times longer; they make it up to 1e\+10 times",
+    ),
+    "tokenizer leaves no room for a text": (
+        put(tokenizer_config__json=b'{"model_max_length": -5}'),
+        "model_max_length",
+    ),
+    "tokenizer has a list for a number": (
+        put(tokenizer_config__json=b'{"model_max_length": [64]}'),
+        "model_max_length",
+    ),
+    "tokenizer adds many tokens": (
+        put(tokenizer__json=json.dumps(ADDING).encode()),
+        "may add at most 64 special tokens",
     ),
     "tokenizer has code": (
         put(tokenizer__json=b"{}", tokenizer_config__json=CODE, evil__py="code"),

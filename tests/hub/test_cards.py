@@ -491,8 +491,10 @@ def merged_aliases(level):
         (merged_aliases(30), "aliases repeat more"),
         ("tags: &a [*a]", "aliases repeat more"),
         ("tags: [", r"The metadata of README.md must be YAML\. "),
+        ("tags: !!python/name:os.system", r"The metadata of README.md must be YAML\. "),
+        (f"tags: {'[' * 5000}{']' * 5000}", "deep"),
     ],
-    ids=["nested", "merged", "itself", "no YAML"],
+    ids=["nested", "merged", "itself", "no YAML", "code", "brackets"],
 )
 def test_metadata_that_cannot_be_written_out_are_refused(adapter, metadata, message):
     with pytest.raises(AdapterError, match=message):
