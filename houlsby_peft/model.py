@@ -31,7 +31,7 @@ from .placement.view import is_norm
 from .registration import PREFIX
 from .saved.record import AdapterRecord, Place, SavedState
 from .saved.weights import FILE_PREFIX, check_at_hand, check_tensors, translate
-from .undo import Snapshot
+from .undo import Snapshot, parts_of
 
 
 class HoulsbyModel(BaseTuner):
@@ -102,16 +102,16 @@ class HoulsbyModel(BaseTuner):
         """
         config = self._own_adapters[adapter_name]
         config.leave_out_heads_of_peft()
+        self._state = state_of(model)
+        self._before = Snapshot(model, adapter_name, self._state.records)
         self._plan = plan = Plan(model, config)
         plan.check(adapter_name)
         record = plan.new_record(adapter_name)
-        self._state = state_of(model)
-        self._before = Snapshot(model, adapter_name, self._state.records)
         if adapter_name in self._state.records:
             self._delete_earlier(adapter_name)
         self._state.records[adapter_name] = record
         self._rows: RowFinder | None = None  # of the model as it was before
-        try:
+        with self.adding(adapter_name):
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
             is_active = adapter_name in self.active_adapters
             add_heads(model, plan.heads, adapter_name, is_active, self._state)
@@ -121,9 +121,6 @@ class HoulsbyModel(BaseTuner):
                 )
             self._add_couplings(plan, adapter_name, low_cpu_mem_usage)
             self._train_heads(plan, adapter_name)
-        except BaseException:
-            self.remove_adapter(adapter_name)
-            raise
         hook_other_wrappers(model, self._state.batches)
         hold_batch_norms(model)
         hook_loss(model, self._state)
@@ -170,10 +167,27 @@ class HoulsbyModel(BaseTuner):
             elif isinstance(module, AuxiliaryTrainingWrapper):
                 module.delete_adapter(adapter_name, new_active_adapters=[])
 
-    def remove_adapter(self, adapter_name: str) -> None:
-        """Remove the last added adapter, which could not be loaded, and all that it has changed."""
-        if adapter_name not in self.peft_config:
-            return
+    def train_adapter(self, adapter_name: str) -> None:
+        """Set an adapter that goes on training to training mode, whatever the model's mode is.
+
+        PEFT loads it so, and other methods' new layers are in this mode: they have dropout.
+        """
+        for _, part in parts_of(self.model, adapter_name):
+            if isinstance(part, nn.Module):
+                part.train()
+
+    @contextmanager
+    def adding(self, adapter_name: str) -> Iterator[None]:
+        """Add or load an adapter whole: after any error inside, the model is as it was before."""
+        try:
+            yield
+        except BaseException:
+            if adapter_name in self.peft_config:  # what is inside may have taken it back
+                self._take_back(adapter_name)
+            raise
+
+    def _take_back(self, adapter_name: str) -> None:
+        """Remove the last added adapter, and undo all that it has changed."""
         self.delete_adapter(adapter_name)
         self._before.restore(self.model)
         if not self.peft_config:

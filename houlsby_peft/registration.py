@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
@@ -108,11 +109,11 @@ def undo_failed_loads() -> None:
             tuner.check_same(adapter_name, PeftConfig.from_pretrained(model_id, **download_options))
         token = LOADS_BY_PEFT.set(True)
         try:
-            return load_adapter_of_peft(self, model_id, adapter_name, *args, **kwargs)
-        except BaseException:
-            if is_new:
-                tuner.remove_adapter(adapter_name)
-            raise
+            with tuner.adding(adapter_name) if is_new else nullcontext():
+                result = load_adapter_of_peft(self, model_id, adapter_name, *args, **kwargs)
+            if not self.peft_config[adapter_name].inference_mode:
+                tuner.train_adapter(adapter_name)
+            return result
         finally:
             LOADS_BY_PEFT.reset(token)
 

@@ -130,15 +130,11 @@ def add_derived(
     dtypes = {weight.dtype for weight in tensors_of(tuner.model, source).values()}
     is_cast = dtypes.isdisjoint((torch.float16, torch.bfloat16))
     tuner.peft_config[adapter_name] = config
-    try:
+    with tuner.adding(adapter_name):
         tuner.inject_adapter(tuner.model, adapter_name)
         tuner._cast_adapter_dtype(adapter_name, autocast_adapter_dtype=is_cast)
         added = {key: weights[key] for key in tensors_of(tuner.model, adapter_name)}
         set_peft_model_state_dict(tuner.model, added, adapter_name=adapter_name)
-    except Exception:
-        if adapter_name in tuner.peft_config:  # PEFT may have removed it
-            tuner.delete_adapter(adapter_name)
-        raise
 
 
 def tensors_of(model: nn.Module, adapter_name: str) -> dict[str, torch.Tensor]:

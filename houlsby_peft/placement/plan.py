@@ -161,8 +161,7 @@ class Plan:
         else:
             kind_of_bottleneck = BOTTLENECKS[config.extension]
             bottleneck = kind_of_bottleneck.from_config(config, width, place.r or config.r)
-        # One that trains has dropout, as new layers of other methods do, until model.eval().
-        bottleneck.train(reference.training or not config.inference_mode)
+        bottleneck.train(reference.training)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))

@@ -32,7 +32,7 @@ from ..undo import take_modules
 from .forms import Form, can_hold, form_key
 from .forward import attempt
 from .load import load_held, load_saved
-from .predictor import Predictor, find_reader, removed_on_error
+from .predictor import Predictor, find_reader
 from .questions import Question
 from .readers import Reader
 
@@ -229,7 +229,7 @@ class HeldAdapters:
                 **self._options,
             )
             model = predictor.model
-            with removed_on_error(model, name):
+            with model.base_model.adding(name):  # type: ignore[operator]
                 reader = _make_reader(task, predictor, called)
             form = self._find_form(model, name, key, weights)
             is_first = first is None

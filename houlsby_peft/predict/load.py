@@ -25,7 +25,7 @@ from .base_model import (
     uncompiled,
 )
 from .forms import Form
-from .predictor import Predictor, add_adapter, removed_on_error
+from .predictor import Predictor, add_adapter
 
 
 # Adding an adapter changes the model, which one thread at a time may do.
@@ -124,7 +124,7 @@ def load_saved(
             name = _new_name(adapter_name, beside.model.peft_config)
         adapted = add_adapter(saved, model, name)
         if device:
-            with removed_on_error(adapted, name):
+            with adapted.base_model.adding(name):  # type: ignore[operator]
                 adapted.to(device)
     if beside is None:
         adapted.eval()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +223,7 @@ def add_adapter(saved: SavedAdapter, model: PreTrainedModel | PeftModel, name: s
                     config.task_type or "", PeftModel
                 )
                 adapted = model_class(model, config, name)
-        with removed_on_error(adapted, name):
+        with adapted.base_model.adding(name):  # type: ignore[operator]
             _set_weights(adapted, name, weights, is_shared=adapted is model)
         return adapted
     except torch.OutOfMemoryError:
@@ -259,15 +258,3 @@ def _set_weights(
     for key in of_base:
         # In place, so that tied weights stay tied and each keeps its device and dtype.
         tensors[key].copy_(weights[key])
-
-
-@contextmanager
-def removed_on_error(model: PeftModel, name: str) -> Iterator[None]:
-    """Remove an adapter from its model if the context fails. A base model that holds no other is
-    as it was before.
-    """
-    try:
-        yield
-    except BaseException:
-        model.base_model.remove_adapter(name)  # type: ignore[operator]
-        raise

@@ -358,3 +358,15 @@ def test_a_saved_pooler_is_loaded_into_another_class_with_the_same_encoder(tmp_p
     loaded = PeftModel.from_pretrained(encoder, tmp_path / "adapter").eval()
     expected = model.get_base_model().bert(IDS).pooler_output
     assert torch.equal(loaded(IDS).pooler_output, expected)
+
+
+def test_an_adapter_that_goes_on_training_has_dropout(tmp_path):
+    """It is loaded into a model in evaluation mode, as LoRA's layers are."""
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, dropout=0.5))
+    model.save_pretrained(tmp_path)
+    model.eval()
+    for name, is_trainable in (("goes_on", True), ("predicts", False)):
+        model.load_adapter(tmp_path, name, is_trainable=is_trainable)
+        layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
+        assert {layer.houlsby_adapter[name].training for layer in layers} == {is_trainable}
+        model.eval()
