@@ -14,6 +14,7 @@ import json
 import os
 import struct
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -26,11 +27,15 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import AdapterError
+from ..method.modules import base_modules
 from ..saved.record import Place, unfold_places
 
 
 _DIGEST = 16  # bytes
-_HEADER = struct.Struct(f"<{_DIGEST}sI")  # of an entry: the text's digest, and its tokens
+# Of an entry: the text's digest, its number of tokens, and the checksum of its states.
+_HEADER = struct.Struct(f"<{_DIGEST}sII")
+# The attributes of a module that its computation may depend on.
+_PLAIN = (bool, int, float, str, type(None), tuple)
 
 
 class StateFile:
@@ -46,9 +51,10 @@ class StateFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.shape, self.dtype = shape, dtype
         self.bytes_per_token = shape[0] * shape[1] * dtype.itemsize
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        # By digest: where the states begin, and their number of tokens.
-        self._entries: dict[bytes, tuple[int, int]] = {}
+        # Not through a link, whose target would be written to.
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        # By digest: where the states begin, their number of tokens, and their checksum.
+        self._entries: dict[bytes, tuple[int, int, int]] = {}
         # Of the entries that are known.
         self._end = 0
         with self._locked():
@@ -62,12 +68,12 @@ class StateFile:
         while header := os.pread(self._file, _HEADER.size, self._end):
             start = end = self._end + len(header)
             if len(header) == _HEADER.size:
-                digest, tokens = _HEADER.unpack(header)
+                digest, tokens, checksum = _HEADER.unpack(header)
                 end = start + tokens * self.bytes_per_token
             if len(header) < _HEADER.size or end > size:
                 os.ftruncate(self._file, self._end)
                 break
-            self._entries[digest] = start, tokens
+            self._entries[digest] = start, tokens, checksum
             self._end = end
 
     @contextmanager
@@ -81,10 +87,19 @@ class StateFile:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._entries
 
-    def read(self, digest: bytes) -> torch.Tensor:
-        """Return the states of a text, `(tokens, layers, d)`."""
-        start, tokens = self._entries[digest]
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def read(self, digest: bytes, tokens: int) -> torch.Tensor | None:
+        """Return the states of a text, `(tokens, layers, d)`; None, and forget them, if they have
+        been damaged.
+        """
+        start, tokens_of_entry, checksum = self._entries[digest]
         content = bytearray(os.pread(self._file, tokens * self.bytes_per_token, start))
+        if tokens_of_entry != tokens or zlib.crc32(content) != checksum:
+            del self._entries[digest]
+            return None
         return torch.frombuffer(content, dtype=self.dtype).view(tokens, *self.shape)
 
     def add(self, states: Mapping[bytes, torch.Tensor]) -> None:
@@ -95,12 +110,13 @@ class StateFile:
                 if digest in self:  # another process has added it since
                     continue
                 content = state.contiguous().view(torch.uint8).numpy().tobytes()
-                entry = memoryview(_HEADER.pack(digest, len(state)) + content)
+                checksum = zlib.crc32(content)
+                entry = memoryview(_HEADER.pack(digest, len(state), checksum) + content)
                 start, position = self._end + _HEADER.size, self._end
                 while entry:  # as much as there is room for at once
                     written = os.pwrite(self._file, entry, position)
                     entry, position = entry[written:], position + written
-                self._entries[digest] = start, len(state)
+                self._entries[digest] = start, len(state), checksum
                 self._end = position
 
 
@@ -108,7 +124,8 @@ class StateCache:
     """Runs a frozen encoder from its kept states, where all texts of a batch have some.
 
     States are kept in half precision, apart for each dtype of autocast. A text whose states are too
-    large for float16 is read each time.
+    large for float16 is read each time, as is one whose states have been damaged. If the disk is
+    full, a warning says so, and no further states are kept. It runs on Linux and macOS.
 
     Args:
         model: A model whose only adapter is a ladder, to be trained in one process. Its encoder
@@ -150,11 +167,23 @@ class StateCache:
         # Of the tuple that a layer returns; 0 if it returns hidden states alone, and None until one
         # has run.
         self._parts_of_output: int | None = None
-        encoder.register_forward_pre_hook(self._begin, with_kwargs=True)
-        encoder.register_forward_hook(self._end)
+        self._hooks = [
+            encoder.register_forward_pre_hook(self._begin, with_kwargs=True),
+            encoder.register_forward_hook(self._end),
+        ]
+        self._layers: list[Any] = []
         for index in range(last):
             layer: Any = encoder.get_submodule(f"{place.stack}.{index}")
             layer.forward = partial(self._run_layer, index, layer.forward)
+            self._layers.append(layer)
+
+    def close(self) -> None:
+        """Take the cache off the model, which then reads every text, and close the file."""
+        for hook in self._hooks:
+            hook.remove()
+        for layer in self._layers:
+            del layer.forward
+        self.file.close()
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out which texts the encoder is called with, and whether their states are kept."""
@@ -180,11 +209,14 @@ class StateCache:
         if is_known and self._parts_of_output is not None:
             self._replayed = self._read(inputs["input_ids"].device)
 
-    def _read(self, device: torch.device) -> dict[int, torch.Tensor]:
-        """Return the kept inputs of the layers, `(rows, tokens, d)` each."""
+    def _read(self, device: torch.device) -> dict[int, torch.Tensor] | None:
+        """Return the kept inputs of the layers, `(rows, tokens, d)` each; None after damage."""
         states = torch.zeros(*self._mask.shape, *self.file.shape, dtype=self.file.dtype)
         for row, row_mask, digest in zip(states, self._mask, self._digests, strict=True):
-            row[row_mask] = self.file.read(digest)
+            state = self.file.read(digest, int(row_mask.sum()))
+            if state is None:
+                return None
+            row[row_mask] = state
         by_layer = states.to(device).movedim(2, 0).contiguous()
         return dict(zip(self._kept, by_layer, strict=True))
 
@@ -225,8 +257,12 @@ class StateCache:
                     "encoder reads their texts each time. It keeps them if it is in bfloat16.",
                     stacklevel=2,
                 )
-        self.file.add(new)
         self._to_keep.clear()
+        try:
+            self.file.add(new)
+        except OSError as error:  # such as a full disk, which is no reason to end a training
+            self.keeps_new = False
+            warnings.warn(f"No further hidden states are kept: {error}", stacklevel=2)
 
 
 def _autocast_of(device: torch.device) -> bytes:
@@ -252,14 +288,24 @@ def _find_ladder(model: PeftModel) -> Place:
 
 
 def _digest_of_encoder(encoder: PreTrainedModel) -> str:
-    """Return a digest of the options and weights that are not trained."""
+    """Return a digest of what a pass through the encoder reads and does not train: its options,
+    weights and buffers, and the classes and attributes of its modules.
+    """
     digest = hashlib.blake2b(digest_size=8)
     options = encoder.config.to_dict()
     for name in PreTrainedConfig().to_dict():  # labels, names and the like
         options.pop(name, None)
     digest.update(json.dumps(options, sort_keys=True, default=str).encode())
-    for name, weight in encoder.named_parameters():
-        if not weight.requires_grad:
-            digest.update(name.encode())
-            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    for module_name, module in base_modules(encoder):
+        facts: list[object] = [module_name, type(module).__qualname__]
+        for name, value in sorted(vars(module).items()):
+            if name != "training" and isinstance(value, _PLAIN):
+                facts.append((name, value))
+        digest.update(repr(facts).encode())
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, tensor in tensors:
+            if not tensor.requires_grad:
+                digest.update(name.encode())
+                content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                digest.update(content.numpy().data)
     return digest.hexdigest()

@@ -110,8 +110,76 @@ def test_killed_writer(tmp_path):
     file = StateFile(path, (2, 4), torch.float16)
 
     assert b"b" * 16 not in file
-    assert torch.equal(file.read(b"a" * 16), states)
+    assert torch.equal(file.read(b"a" * 16, 3), states)
     assert path.read_bytes() == complete
+
+
+@torch.no_grad()
+def test_damaged_states_are_read_anew(tmp_path):
+    """A flipped bit, a text of zeros and a wrong number of tokens; then the cache is taken off."""
+    model, inputs = with_ladder("bert"), CASES["bert"].batch(3)
+    expected = model(**inputs).last_hidden_state
+    cache = StateCache(model, tmp_path)
+    model(**inputs)
+    [path] = tmp_path.iterdir()
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[60] ^= 64
+    for damaged in (
+        bytes(flipped),
+        whole[:24] + bytes(len(whole) - 24),
+        whole[:16] + b"\1" + whole[17:],
+    ):
+        path.write_bytes(damaged)
+        torch.testing.assert_close(
+            model(**inputs).last_hidden_state, expected, atol=2e-3, rtol=2e-3
+        )
+    cache.close()
+    path.unlink()
+    assert torch.equal(model(**inputs).last_hidden_state, expected)
+    assert not list(tmp_path.iterdir())
+
+
+@torch.no_grad()
+def test_a_full_disk_ends_no_training(tmp_path, monkeypatch):
+    model, inputs = with_ladder("bert"), CASES["bert"].batch(3)
+    expected = model(**inputs).last_hidden_state
+    StateCache(model, tmp_path)
+
+    def fail(*args):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.warns(UserWarning, match="No further hidden states are kept: No space left"):
+        torch.testing.assert_close(model(**inputs).last_hidden_state, expected)
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "a.states").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic"):
+        StateFile(tmp_path / "a.states", (1, 2), torch.float16)
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["buffer", "activation"])
+def test_states_of_an_encoder_that_computes_otherwise_are_others(change, tmp_path):
+    """What its options and weights do not tell."""
+    model, inputs = with_ladder("bert"), CASES["bert"].batch(3)
+    other = copy.deepcopy(model)
+    encoder = other.get_base_model()
+    if change == "buffer":
+        encoder.embeddings.position_ids.copy_(encoder.embeddings.position_ids.flip(1))
+    else:
+        encoder.encoder.layer[0].intermediate.intermediate_act_fn = torch.nn.ReLU()
+    expected = other(**inputs).last_hidden_state
+    for cached in (model, other):
+        StateCache(cached, tmp_path)
+        for _ in range(2):
+            states = cached(**inputs).last_hidden_state
+
+    torch.testing.assert_close(states, expected, atol=2e-3, rtol=2e-3)
 
 
 def test_two_writers(tmp_path):
@@ -123,7 +191,7 @@ def test_two_writers(tmp_path):
 
     both = StateFile(path, (1, 2), torch.float16)
 
-    assert [float(both.read(bytes([number]) * 16)[0, 0, 0]) for number in range(2)] == [0, 1]
+    assert [float(both.read(bytes([number]) * 16, 2)[0, 0, 0]) for number in range(2)] == [0, 1]
 
 
 def with_ladder(case):
@@ -219,7 +287,7 @@ def test_killed_writer_beside_another(tmp_path):
 
     for file in (other, StateFile(path, (2, 4), torch.float16)):
         assert b"a" * 16 not in file
-        assert torch.equal(file.read(b"b" * 16), states)
+        assert torch.equal(file.read(b"b" * 16, 3), states)
 
 
 def test_full_disk(tmp_path, monkeypatch):
@@ -241,4 +309,4 @@ def test_full_disk(tmp_path, monkeypatch):
     file.add({b"b" * 16: states})
 
     assert b"a" * 16 not in file
-    assert torch.equal(StateFile(path, (2, 4), torch.float16).read(b"b" * 16), states)
+    assert torch.equal(StateFile(path, (2, 4), torch.float16).read(b"b" * 16, 3), states)
