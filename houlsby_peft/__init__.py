@@ -2,6 +2,7 @@
 "houlsby".
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -101,10 +102,10 @@ __version__ = version("houlsby-peft")
 register(HoulsbyConfig, HoulsbyModel)
 
 
-def _write_card(folder: Path) -> None:
+def _write_card(folder: Path, tags: Sequence[str]) -> None:
     from .hub.card import write_card_of_saved  # most processes save no adapter
 
-    write_card_of_saved(folder)
+    write_card_of_saved(folder, metadata={"tags": list(tags)} if tags else None)
 
 
 HoulsbyConfig.write_card = staticmethod(_write_card)

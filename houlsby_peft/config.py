@@ -162,7 +162,7 @@ class HoulsbyConfig(PeftConfig):
     recorded: InitVar[dict[str, Any] | None] = None
     # Writes the card of the adapter in a folder. The package sets it, because cards need what
     # builds on this module.
-    write_card: ClassVar[Callable[[Path], None] | None] = None
+    write_card: ClassVar[Callable[[Path, Sequence[str]], None] | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> HoulsbyConfig:
         refuse_other_names(kwargs)
@@ -172,6 +172,8 @@ class HoulsbyConfig(PeftConfig):
         super().__post_init__()
         self.peft_type = houlsby_peft_type()
         self.saved: SavedState | None = None
+        # Of the base model, for the card.
+        self.tags: Sequence[str] = ()
         for name in OPTIONS:
             setattr(self, name, plain(getattr(self, name)))
         self.r, self.share_layers = count(self.r), count(self.share_layers)
@@ -284,7 +286,7 @@ class HoulsbyConfig(PeftConfig):
         # PEFT passes this argument, after it has saved the weights. transformers never does: it
         # saves the weights afterwards, and no card.
         if "auto_mapping_dict" in kwargs and (write_card := type(self).write_card) is not None:
-            write_card(folder)
+            write_card(folder, self.tags)
 
     def derived(
         self, record: AdapterRecord, places: list[dict[str, str]] | None = None, **changes: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import wraps
@@ -58,7 +58,7 @@ def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
     PEFT_TYPE_TO_TUNER_MAPPING[peft_type] = model_cls
 
 
-def replace_template(write_card: Callable[[Path], None]) -> None:
+def replace_template(write_card: Callable[[Path, Sequence[str]], None]) -> None:
     """Let PEFT and the Trainer write this method's cards with a function, not PEFT's template.
 
     `PeftModel.save_pretrained` asks for the card before it has saved the adapter;
@@ -71,8 +71,12 @@ def replace_template(write_card: Callable[[Path], None]) -> None:
     def create_or_update_model_card(self: PeftModel, output_dir: str) -> None:
         if self.peft_type != houlsby_peft_type():
             original(self, output_dir)
-        elif Path(output_dir, CONFIG_NAME).is_file():
-            write_card(Path(output_dir))
+            return
+        tags = getattr(self.get_base_model(), "model_tags", None) or ()
+        for config in self.peft_config.values():
+            vars(config)["tags"] = tags
+        if Path(output_dir, CONFIG_NAME).is_file():
+            write_card(Path(output_dir), tags)
 
     _replace(PeftModel, create_or_update_model_card, original)
 

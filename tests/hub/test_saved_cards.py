@@ -37,6 +37,14 @@ def fields_of(folder: Path) -> dict:
     return json.loads((folder / "adapter_config.json").read_text())
 
 
+def test_the_tags_of_the_model_are_those_of_the_card(base, tmp_path):
+    model = adapted(base)
+    model.get_base_model().add_model_tags(["support"])
+    model.save_pretrained(tmp_path / "adapter")
+    tags = ModelCard.load(tmp_path / "adapter/README.md").data.tags
+    assert tags == ["adapter", "houlsby", "peft", "support"]
+
+
 def test_saving_writes_the_card_and_keeps_what_people_wrote(base, tmp_path):
     model, folder = adapted(base, id2label=dict(enumerate(LABELS))), tmp_path / "my-adapter"
     model.save_pretrained(folder)
