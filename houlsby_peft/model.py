@@ -397,7 +397,8 @@ class HoulsbyModel(BaseTuner):
         records = state_of(model).records
         record = records[adapter_name]
         if record.has_labels_of_base:  # which the user may have renamed
-            facts = label_facts(config, _base(model))
+            base = _base(model)
+            facts = label_facts(config, getattr(base, "_orig_mod", base))  # of a compiled one
             facts["problem_type"] = facts["problem_type"] or record.problem_type
             record = records[adapter_name] = replace(record, **facts)
         settings = config.saved.settings if config.saved else None
@@ -483,9 +484,7 @@ class HoulsbyModel(BaseTuner):
 
 
 def _base(model: nn.Module) -> nn.Module:
-    """Return the base model, also from inside a `PeftModel` or torch.compile."""
-    base: nn.Module = model.get_base_model() if isinstance(model, PeftModel) else model
-    return getattr(base, "_orig_mod", base)
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 @contextmanager

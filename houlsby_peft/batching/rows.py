@@ -269,7 +269,7 @@ def _has_images(inputs: Mapping[str, Any]) -> bool:
     for name, value in inputs.items():
         if not isinstance(value, torch.Tensor) or not value.dim():
             continue
-        is_text = "input_ids" in name or "inputs_embeds" in name
+        is_text = name in ("input_ids", "inputs_embeds")
         has_text = has_text or is_text
         has_floats = has_floats or (
             value.is_floating_point() and not is_text and "mask" not in name

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 from transformers.utils.generic import ModelOutput
 
 from ..config import HoulsbyConfig
+from ..method.residual import thread
 from ..method.tuner_layer import ModelState, batch_of
 from ..saved.record import AdapterRecord
 from .tasks import task_kind_of_class
@@ -50,14 +50,14 @@ def _take_labels(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Take the labels out of the arguments, if an adapter's head predicts."""
     if state.labels:
-        state.labels.pop(get_ident(), None)  # of a pass that has failed
+        state.labels.pop(thread(), None)  # of a pass that has failed
     labels = kwargs.get("labels")
     if labels is None:
         return None
     name = _find_predicting(state)
     if name is None or not isinstance(model.peft_config.get(name), HoulsbyConfig):
         return None
-    state.labels[get_ident()] = name, labels
+    state.labels[thread()] = name, labels
     return args, {**kwargs, "labels": None}
 
 
@@ -93,7 +93,7 @@ def _add_loss(
     """Put the loss before the other outputs, where transformers has it."""
     if not state.labels:
         return output
-    taken = state.labels.pop(get_ident(), None)
+    taken = state.labels.pop(thread(), None)
     if taken is None:
         return output
     name, labels = taken

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from .. import kernels
 from ..config import PAPER_INIT_STD, HoulsbyConfig
+from ..kernels import door
 
 
 class Bottleneck(nn.Module):
@@ -92,7 +92,7 @@ class Bottleneck(nn.Module):
         if read is None:
             # The operation computes the plain formula.
             if type(self).branch is BRANCH and "branch" not in vars(self):
-                adapted = kernels.adapt(self, hidden)
+                adapted = door.adapt(self, hidden)
                 if adapted is not None:
                     return adapted
             read = hidden

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import kernels
+from ..kernels import door
 from .ladder import Ladder, Rungs, add_branches
 from .modules import cast, copy_of, hidden_states_of
 from .residual import SkipConnection
@@ -202,7 +202,7 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         norm = self.norm(adapter_name)
         if norm.weight.dtype == self.base_layer.weight.dtype:
             return norm(*args, **kwargs)
-        normalized = kernels.normalize(norm, args, kwargs)
+        normalized = door.normalize(norm, args, kwargs)
         if normalized is not None:
             return normalized
         hidden = hidden_states_of(args, kwargs)

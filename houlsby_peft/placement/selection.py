@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from types import SimpleNamespace
 
+from peft import NoMatchingPeftModuleError
 from peft.tuners.tuners_utils import check_target_module_exists
 
 from ..config import HoulsbyConfig
@@ -70,7 +71,7 @@ def check_layers(view: View, config: HoulsbyConfig, candidates: Collection[Place
         if not any(full_name(stack, index) in view.modules for stack in stacks):
             unknown.append(index)
     if unknown:
-        raise ValueError(
+        raise NoMatchingPeftModuleError(
             f"HoulsbyConfig.layers_to_transform has {unknown}; the layers are "
             f"{name_layers(candidates)}."
         )

@@ -61,13 +61,6 @@ def test_the_same_places_as_in_the_table(name, no_table):
     assert sum(place.is_norm for place in places.values()) == case.norms
 
 
-def test_a_projection_that_is_never_called_is_no_candidate(no_table):
-    with pytest.raises(
-        ValueError, match=r"for the attention of encoder\.layers\.0 there are 0 candidates"
-    ):
-        get_peft_model(CASES["wavlm"].model(), HoulsbyConfig(r=4))
-
-
 def test_a_transformer_made_at_home_trains():
     torch.manual_seed(0)
     base, ids = HomeMade(), torch.randint(0, 50, (3, 5))

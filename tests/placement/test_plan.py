@@ -149,12 +149,14 @@ def test_modules_to_save_are_found_by_the_end_of_their_name():
 
 def test_modules_inside_a_sub_layer_are_adapted_with_a_warning(caplog):
     for names, warnings in (
-        (["query", "value"], 1),
+        (["intermediate.dense"], 1),
         (["attention.output.dense", "output.dropout"], 0),
     ):
         caplog.clear()
         get_peft_model(tiny_bert(), HoulsbyConfig(r=4, target_modules=names))
         assert len(caplog.records) == warnings, names
+    with pytest.raises(ValueError, match="as LoRA needs it"):
+        get_peft_model(tiny_bert(), HoulsbyConfig(r=4, target_modules=["query", "value"]))
 
 
 @pytest.mark.filterwarnings("ignore:.*is falling back to its reference")
