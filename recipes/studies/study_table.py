@@ -26,7 +26,10 @@ def main() -> None:
         "--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses."
     )
     parser.add_argument(
-        "--score", choices=("main", "accuracy"), default="main", help="What study.png shows."
+        "--score",
+        choices=("main", "accuracy"),
+        default="main",
+        help="What the differences and study.png show.",
     )
     arguments = parser.parse_args()
     print_study(arguments.folder, arguments.choose, arguments.score)

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -568,8 +569,15 @@ class TestAblation:
             [i, j] for i in range(4) for j in range(i, 4)
         ]
         assert_drawn(folder / "ablation")
-        assert "Pruned layers" in capsys.readouterr().out
+        output = capsys.readouterr().out
+        assert "Pruned layers" in output
+        everything = next(row for row in rows if row["span"] == [0, 3])
+        single = [row["relative_change"] for row in rows if row["span"][0] == row["span"][1]]
         finished = load_run(folder, None, 64)
+        majority = max(Counter(finished.validation["label"]).values()) / len(finished.validation)
+        accuracies = f"accuracy {100 * everything['scores']['accuracy']:.1f}, the majority class"
+        assert f"{accuracies} {100 * majority:.1f}" in output
+        assert f"at most {-100 * min(single):.1f}% less" in output
         config = HoulsbyConfig.from_pretrained(folder / "pruned")
         removed = set(range(4)) - set(config.layers_to_transform)
         expected = next(row for row in rows if row["span"] == [min(removed), max(removed)])

@@ -128,8 +128,7 @@ def _of_paper(paper: PaperLine) -> dict[str, str]:
     mean_of_two = _mean_of_all(
         [paper.scores.get(name) for name in ("CoLA accuracy", "MRPC accuracy")]
     )
-    if paper.trained:
-        cells["trained"] = f"{paper.trained}%"
+    cells["trained"] = paper.trained
     if paper.size:
         cells["total"] = f"{paper.size}x"
     if paper.total:
