@@ -504,7 +504,7 @@ class TestFullSize:
             {"epoch": float(n), "step": n, "seconds": 100.0 * n, "accuracy": 0.5 + n / 100}
             for n in range(1, 21)
         ]
-        for task in PAPER:
+        for task in PAPER.index:
             for method, trained in (("full", 110_000_000), ("houlsby", 900_000), ("lora", 300_000)):
                 finished_run(
                     task, method, 0, trained=trained, scores={"accuracy": 0.7}, epochs=epochs

@@ -31,7 +31,7 @@ SIZES = {
     "wnli": (635, 79),
     "squad": (88_500, 384),
     # The papers give no splits; four fifths are an assumption.
-    **{task: (0.8 * of_paper.rows, 128) for task, of_paper in PAPER.items()},
+    **{task: (0.8 * rows, 128) for task, rows in PAPER["rows"].items()},
 }
 # Layers and their weights, by a part of the model's name.
 MODELS = {"bert-large": (24, 302e6), "bert-base": (12, 85e6), "minilm": (6, 10.6e6)}
@@ -80,7 +80,7 @@ def estimate_hours(run: PlannedRun) -> float:
     operations = 4 + 2 * trained_layers.get(flags.method, 0) / layers
     if flags.method == "top_k":
         operations = 2 + 4 * trained_layers["top_k"] / layers
-    return operations * weights * rows * tokens * float(epochs) / OPERATIONS / 3600
+    return float(operations * weights * rows * tokens * float(epochs) / OPERATIONS / 3600)
 
 
 def _flags(run: PlannedRun) -> Namespace:
