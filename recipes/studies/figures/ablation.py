@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 
+from figures import flags
 from figures.drawing import Point, panels, write_points
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate, prune
@@ -45,27 +46,19 @@ class Removal:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--data_dir", help="Folder of the task's files; default: the run's own.")
-    add(
-        "--score",
-        choices=("accuracy", "main"),
-        default="accuracy",
-        help="The paper's score, or the task's main one.",
-    )
-    add(
+    flags.add_score(parser, default="accuracy")
+    flags.add_evaluation(parser)
+    parser.add_argument(
         "--norms",
         choices=("keep", "remove"),
         default="keep",
         help="Whether removed layers keep their trained norms.",
     )
-    add(
+    parser.add_argument(
         "--prune",
         type=float,
         help="Save the adapter without the longest span that costs at most this share.",
     )
-    add("--max_eval_samples", type=int, help="Score on a random sample of this many examples.")
-    add("--batch_size", type=int, default=64, help="Sentences per evaluation step.")
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
