@@ -21,12 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import recipes_path  # noqa: F401
+from figures.flags import add_choose
 from results.additional import ALL
 from results.study import print_study
 from run.edge import end_with_one_line
 from sweeping.plan import describe_grid, tabulate
 from sweeping.processes import find_slots, launch_command
-from sweeping.runs import AXES, CHOICES, CHOSEN, PlannedRun, make_runs
+from sweeping.runs import AXES, CHOICES, PlannedRun, make_runs
 from sweeping.search import Search, execute_all, make_searches
 from tasks.scores import GLUE_TASKS
 
@@ -139,41 +140,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("recipe", type=Path, help="The recipe's script, such as recipes/glue.py.")
-    add(
-        "--output_dir",
-        required=True,
-        type=Path,
-        help="Folder with a folder per task, with a folder per run.",
-    )
+    add("--output_dir", required=True, type=Path, help="Folder of a folder per task and run.")
     for axis in AXES:
-        add(
-            f"--{axis}",
-            nargs="+",
-            metavar="VALUE",
-            help=f"One or more values of the recipe's --{axis}.",
-        )
-    add(
-        "--choose",
-        nargs="+",
-        choices=CHOICES,
-        default=CHOSEN,
-        help="What validation chooses; default: rate, epochs.",
-    )
+        add(f"--{axis}", nargs="+", metavar="VALUE", help=f"Values of the recipe's --{axis}.")
+    add_choose(parser)
     add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
-    add(
-        "--n_trials",
-        type=int,
-        help="Sample this many points in ranges LOW:HIGH, per combination of the rest.",
-    )
-    add(
-        "--storage",
-        help="Database for Optuna, such as postgresql://...; default: a journal in --output_dir.",
-    )
+    add("--n_trials", type=int, help="Sample so many points in ranges LOW:HIGH.")
+    add("--storage", help="Database for Optuna; default: a journal in --output_dir.")
     add("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
-    add(
-        "--config_file",
-        help="Configuration of accelerate launch; default: one_gpu.yaml or cpu.yaml, in launch/.",
-    )
+    add("--config_file", help="Of accelerate launch; default: one_gpu.yaml or cpu.yaml.")
     add("--dry_run", action="store_true", help="Print what is left, and about how long it takes.")
     return parser
 

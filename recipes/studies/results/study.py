@@ -19,8 +19,11 @@ from tasks.scores import COLUMNS
 NOTES = """\
 In percent, on validation at the epoch it has chosen; papers' lines as marked. ±: standard error.
 Mean: over the seeds, at the point with the best mean. Best: of all runs. More: docs/papers.md."""
-DIFFERENCES = """\
-±: standard error of the difference, seed by seed where both lines have the same seeds on a task."""
+_PAIRED = "standard error of the difference, seed by seed where both lines have the same seeds."
+DIFFERENCES = {
+    "main": f"Of the main scores. ±: {_PAIRED}",
+    "accuracy": f"Of the accuracies, where a task has one. ±: {_PAIRED}",
+}
 METRICS = """\
 What --metric has computed of the kept epoch on validation, as it is; ±: standard error."""
 ACCURACIES = """\
@@ -57,7 +60,7 @@ def study(lines: Sequence[TableLine], score: str = "main") -> Pages:
     differences_to_full = compared(lines, full_fine_tuning(lines), columns)
     pages = {
         "Scores": (scores(lines), NOTES if has_glue else ""),
-        "Difference to full": (differences_to_full, DIFFERENCES),
+        "Difference to full": (differences_to_full, DIFFERENCES[score]),
         "Further metrics": (further_metrics(lines), METRICS),
         "Chosen on validation": (settings(lines), ""),
         "Test accuracy": (accuracies(lines), ACCURACIES),
