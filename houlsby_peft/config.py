@@ -108,7 +108,7 @@ class HoulsbyConfig(PeftConfig):
         extension: An extension that section 3.6 of the paper tried and found not to help. "norm": a
             layer norm before the down projection. "deep": a second hidden layer of size r. "gated":
             the branch is multiplied with a sigmoid gate of what it reads. None: the bottleneck of
-            section 2.1, which is faster in mixed batches.
+            section 2.1.
         invertible: "nice": add an invertible module after the embeddings, and its inverse before
             the output embedding of a language model head (MAD-X, Pfeiffer et al. 2020). None: add
             none.

@@ -20,7 +20,8 @@ with adapters.
 LoRA, the norms alone and the head alone, which use those of the adapters. paper_tasks.py and
 squad.py have presets of the papers that ran their tasks; of a grid, the preset has one point.
 
-All computed in float32, the first paper on TPUs, whose products are in bfloat16; so do the presets.
+The first and the third paper computed on TPUs, whose products of float32 are in bfloat16, the
+second on a GPU of Google Colab; the last does not say. The presets compute in float32.
 On a GPU, --tf32 true is closest to a TPU's products and several times faster, and --bf16 true is
 faster again.
 """

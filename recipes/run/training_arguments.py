@@ -162,6 +162,11 @@ class RecipeTrainingArguments(TrainingArguments):
 
         By default, accelerate takes each of them for the only one.
         """
+        if self.is_sharded_by("fsdp"):  # accelerate would run DDP
+            raise RecipeError(
+                "FSDP needs GPUs. Without one, use recipes/launch/accelerate/ddp.yaml or "
+                "zero3.yaml, which also shards."
+            )
         if self.is_sharded_by("deepspeed"):
             import deepspeed
 
@@ -177,8 +182,7 @@ class RecipeTrainingArguments(TrainingArguments):
         if started != self.world_size:
             raise RecipeError(
                 f"{started} processes were started, and each takes itself for one of "
-                f"{self.world_size}. Without a GPU, use recipes/launch/accelerate/ddp.yaml, or "
-                "zero2.yaml or zero3.yaml; FSDP needs GPUs."
+                f"{self.world_size}. To compute on processors, give --use_cpu."
             )
         is_asked_for_more = {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= os.environ.keys()
         if self.world_size == 1 and is_asked_for_more:

@@ -7,35 +7,29 @@ sweep() { python recipes/studies/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
 after() { [ -n "${DRY_RUN-}" ] || "$@"; }
 adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
 
-# pretrain TASK METHOD EVERY STEPS FOLDER: checkpoints of pretraining on the task's training text. For the whole
-# encoder, the learning rate of mlm.py would be too high.
+# pretrain TASK METHOD STEPS EVERY: checkpoints of pretraining on the task's training text, in
+# runs/pretraining/TASK/METHOD. For the whole encoder, the learning rate of mlm.py would be too high.
 pretrain() {
     local flags="$adapter"
     [ "$2" = houlsby ] || flags="--method $2 --learning_rate 5e-5"
     after python recipes/mlm.py --data nyu-mll/glue --data_config "$1" $flags --max_length 256 --base_dtype float32 \
-        --max_steps "$4" --save_strategy steps --save_steps "$3" --save_total_limit 100 --eval_strategy steps \
-        --eval_steps "$3" --load_best_model_at_end false --output_dir "$5/pretraining/$2"
+        --max_steps "$3" --save_strategy steps --save_steps "$4" --save_total_limit 100 --eval_strategy steps \
+        --eval_steps "$4" --load_best_model_at_end false --output_dir "runs/pretraining/$1/$2"
 }
 
 # starts TASK EVERY STEPS FOLDER FLAGS: fine-tuning with adapters and without, from the encoder and each checkpoint
 starts() {
     local task=$1 every=$2 steps=$3 folder=$4 start
     shift 4
-    sweep recipes/studies/gradient_norms.py --task "$task" --preset han2021 --method houlsby full --seed 0 \
-        "$@" --output_dir "$folder"
-    pretrain "$task" houlsby "$every" "$steps" "$folder"
-    pretrain "$task" full "$every" "$steps" "$folder"
+    run() { sweep recipes/studies/gradient_norms.py --task "$task" --preset han2021 --seed 0 "$@"; }
+    run --method houlsby full "$@" --output_dir "$folder"
     for start in $(seq "$every" "$every" "$steps"); do
-        sweep recipes/studies/gradient_norms.py --task "$task" --preset han2021 --method houlsby --seed 0 \
-            "$@" --init_adapter "$folder/pretraining/houlsby/checkpoint-$start" \
+        run --method houlsby "$@" --init_adapter "runs/pretraining/$task/houlsby/checkpoint-$start" \
             --output_dir "$folder/pretrained_$start"
-        sweep recipes/studies/gradient_norms.py --task "$task" --preset han2021 --method full --seed 0 \
-            "$@" --model_name "$folder/pretraining/full/checkpoint-$start" \
+        run --method full "$@" --model_name "runs/pretraining/$task/full/checkpoint-$start" \
             --output_dir "$folder/pretrained_$start"
     done
     after python recipes/studies/figure.py stability "$folder"
-    # The loss on masked words, which shows what has converged: the triangles of figure 1
-    after python recipes/studies/figure.py curves "$folder/pretraining" --x step
 }
 
 # Table 1, with the second scores
@@ -57,14 +51,24 @@ after python recipes/studies/figure.py stability runs/r2
 sweep recipes/studies/gradient_norms.py --task mnli --preset han2021 --method houlsby full \
     --seed 0 1 2 3 4 --output_dir runs/r_mnli
 after python recipes/studies/figure.py stability runs/r_mnli
+# The pooler's curve of figure 3 with adapters, which otherwise leave it frozen
+sweep recipes/studies/gradient_norms.py --task rte --preset han2021 --method houlsby --train_pooler true \
+    --seed $(seq 0 9) --output_dir runs/r3_pooler
+after python recipes/studies/figure.py stability runs/r3_pooler
 
-# Figures 1 and 4
+# Figures 1 and 4, and figures 9, 10 and 13, which start from the same checkpoints
+pretrain cola houlsby 20000 2000
+pretrain cola full 20000 2000
+# The loss on masked words, which shows what has converged: the triangles of figure 1
+after python recipes/studies/figure.py curves runs/pretraining/cola --x step
 starts cola 2000 20000 runs/r4 --num_train_epochs 10
-# Figures 9, 10 and 13: one run of 100 epochs per start; figure 9 has 100 runs per start
+# One run of 100 epochs per start; figure 9 has 100 runs per start
 starts cola 2000 20000 runs/r9 --num_train_epochs 100
 starts cola 10000 20000 runs/r9_separate --num_train_epochs $(seq 100)
 
 # Figure 5. An epoch of SST-2 has 2,105 steps of 32 texts; the paper does not list its numbers of epochs.
+pretrain sst2 houlsby 21050 2105
+pretrain sst2 full 21050 2105
 starts sst2 2105 21050 runs/r5
 after python recipes/studies/figure.py robustness runs/r5/sst2/* runs/r5/pretrained_*/sst2/* --max_eval_samples 872 \
     --output_dir runs/r5

@@ -109,20 +109,13 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "--data",
-        nargs="+",
-        required=True,
-        help="Folders of tasks, or names of data sets on the Hub.",
-    )
+    add("--data", nargs="+", required=True, help="Folders of tasks, or data sets on the Hub.")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), help="Models.")
     add("--n_points", type=int, default=20, help="Settings tried for each model.")
     add("--max_train_samples", type=int, help="Train on a random sample of this many examples.")
     add("--seed", type=int, default=0, help="Seed of the search and of the models.")
     add("--n_jobs", type=int, default=1, help="Settings tried at a time.")
-    add(
-        "--output_dir", type=Path, default=Path("runs/no_bert"), help="Folder of a folder per task."
-    )
+    add("--output_dir", type=Path, default=Path("runs/no_bert"), help="A folder per task is there.")
     return parser
 
 

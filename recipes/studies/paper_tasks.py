@@ -6,10 +6,10 @@
 The second one is "not shared" of Mohebbi and Rajaei 2020. The defaults are the recipes', not those
 of either paper. docs/papers.md has the commands for the papers' tables; study_table.py prints them.
 
---data is a folder with a folder per task, named as in results/additional.py, with train, validation
-and test files and columns as for text_classification.py. With a single task, --output_dir is the
-run's own folder, otherwise it has a folder per task, and with --push_to_hub --hub_model_id
-user/name each adapter is pushed to its own repository, user/name-task. --evaluate
+--data is a folder with a folder per task, named as in results/additional.csv, with train,
+validation and test files and columns as for text_classification.py. With a single task,
+--output_dir is the run's own folder, otherwise it has a folder per task, and with --push_to_hub
+--hub_model_id user/name each adapter is pushed to its own repository, user/name-task. --evaluate
 "runs/paper_tasks/{task}" scores saved adapters.
 """
 

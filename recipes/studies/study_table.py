@@ -14,20 +14,16 @@ import argparse
 from pathlib import Path
 
 import recipes_path  # noqa: F401
+from figures import flags
 from results.study import print_study
 from run.edge import end_with_one_line
-from sweeping.runs import CHOICES, CHOSEN
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="Folder of a sweep, or of several.")
-    parser.add_argument(
-        "--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses."
-    )
-    parser.add_argument(
-        "--score", choices=("main", "accuracy"), default="main", help="What study.png shows."
-    )
+    flags.add_choose(parser)
+    flags.add_score(parser)
     arguments = parser.parse_args()
     print_study(arguments.folder, arguments.choose, arguments.score)
 

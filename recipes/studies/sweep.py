@@ -5,7 +5,7 @@ r"""Run a recipe for each combination of tasks, methods, sizes, rates, epochs an
     python recipes/studies/sweep.py recipes/glue.py --task all --method full \
         --learning_rate 2e-5 5e-5 --output_dir runs/study
     python recipes/studies/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20  # samples the range
-    python recipes/studies/sweep.py ... --dry_run  # prints the commands
+    python recipes/studies/sweep.py ... --dry_run  # prints what it would run
 
 A run trains on one task. Validation chooses among the values of the flags in --choose. Started
 again, or on several machines at once, the same command skips finished runs, resumes killed ones and
@@ -17,15 +17,18 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import recipes_path  # noqa: F401
+from figures.flags import add_choose
 from results.additional import ALL
 from results.study import print_study
 from run.edge import end_with_one_line
+from sweeping.plan import describe_grid, tabulate
 from sweeping.processes import find_slots, launch_command
-from sweeping.runs import AXES, CHOICES, CHOSEN, PlannedRun, make_runs
+from sweeping.runs import AXES, CHOICES, PlannedRun, make_runs
+from sweeping.search import Search, execute_all, make_searches
 from tasks.scores import GLUE_TASKS
 
 
@@ -35,41 +38,13 @@ def main() -> int:
     Return 1 if a run failed, 130 if interrupted.
     """
     arguments, flags = parse_arguments()
-    from sweeping.search import (
-        execute_all,
-        make_searches,
-    )  # only here, as the import of Optuna takes seconds
-
-    output = arguments.output_dir.resolve()
-    axes = {}
-    for axis in AXES:
-        values = getattr(arguments, axis)
-        if values:
-            axes[axis] = values
-    runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
-    searches = make_searches(
-        output,
-        runs,
-        arguments.choose,
-        arguments.search_seeds,
-        arguments.n_trials,
-        arguments.storage,
-    )
+    searches, output = plan(arguments, flags), arguments.output_dir.resolve()
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
-    now: list[PlannedRun] = []
-    total = 0
-    for search in searches:
-        now += search.left()
-        total += search.count_left()
-    later = total - len(now)
-    print(
-        f"{len(now):,} runs; then {later:,} runs whose values the search chooses", file=sys.stderr
-    )
     if arguments.dry_run:
-        for run in now:
-            print(shlex.join([*launch, *run.arguments]))
+        show_plan(searches, launch)
         return 0
+    print(f"{sum(search.count_left() for search in searches):,} runs are left", file=sys.stderr)
 
     _interrupt_when_terminated()
     try:
@@ -81,6 +56,37 @@ def main() -> int:
         print_study(output, arguments.choose)
     _print_failures(failures)
     return 1 if failures else 0
+
+
+def plan(arguments: argparse.Namespace, flags: Sequence[str]) -> list[Search]:
+    """Return the searches of a command line."""
+    output = arguments.output_dir.resolve()
+    axes = {}
+    for axis in AXES:
+        values = getattr(arguments, axis)
+        if values:
+            axes[axis] = values
+    runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
+    return make_searches(
+        output,
+        runs,
+        arguments.choose,
+        arguments.search_seeds,
+        arguments.n_trials,
+        arguments.storage,
+    )
+
+
+def show_plan(searches: Sequence[Search], launch: Sequence[str]) -> None:
+    """Print what is left by task, the grid, and the command of the first run."""
+    runs = [run for search in searches for run in search.left()]
+    table = tabulate(searches)
+    total = f"{table['runs'].sum():,} runs, {table['hours'].sum():,.1f} hours"
+    if runs:
+        print(table.to_string(float_format="{:,.1f}".format, na_rep="?", index_names=False))
+        print(f"{total}: {describe_grid(runs)}\n{shlex.join([*launch, *runs[0].arguments])}\n")
+    else:
+        print("0 runs: all are finished")
 
 
 def _interrupt_when_terminated() -> None:
@@ -95,10 +101,10 @@ def _print_failures(failures: Mapping[PlannedRun, str]) -> None:
         print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
 
 
-def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
+def parse_arguments(words: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """Return the sweep's own arguments, and the flags for each run."""
     parser = make_parser()
-    arguments, flags = parser.parse_known_args()
+    arguments, flags = parser.parse_known_args(words)
     if not arguments.recipe.is_file():
         parser.error(f"there is no recipe {arguments.recipe}")
     check_ranges(parser, arguments)
@@ -134,42 +140,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("recipe", type=Path, help="The recipe's script, such as recipes/glue.py.")
-    add(
-        "--output_dir",
-        required=True,
-        type=Path,
-        help="Folder with a folder per task, with a folder per run.",
-    )
+    add("--output_dir", required=True, type=Path, help="Folder of a folder per task and run.")
     for axis in AXES:
-        add(
-            f"--{axis}",
-            nargs="+",
-            metavar="VALUE",
-            help=f"One or more values of the recipe's --{axis}.",
-        )
-    add(
-        "--choose",
-        nargs="+",
-        choices=CHOICES,
-        default=CHOSEN,
-        help="What validation chooses; default: rate, epochs.",
-    )
+        add(f"--{axis}", nargs="+", metavar="VALUE", help=f"Values of the recipe's --{axis}.")
+    add_choose(parser)
     add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
-    add(
-        "--n_trials",
-        type=int,
-        help="Sample this many points in ranges LOW:HIGH, per combination of the rest.",
-    )
-    add(
-        "--storage",
-        help="Database for Optuna, such as postgresql://...; default: a journal in --output_dir.",
-    )
+    add("--n_trials", type=int, help="Sample so many points in ranges LOW:HIGH.")
+    add("--storage", help="Database for Optuna; default: a journal in --output_dir.")
     add("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
-    add(
-        "--config_file",
-        help="Configuration of accelerate launch; default: one_gpu.yaml or cpu.yaml, in launch/.",
-    )
-    add("--dry_run", action="store_true", help="Print the commands that are left now.")
+    add("--config_file", help="Of accelerate launch; default: one_gpu.yaml or cpu.yaml.")
+    add("--dry_run", action="store_true", help="Print what is left, and about how long it takes.")
     return parser
 
 

@@ -22,6 +22,8 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from distributed_checks import CHECKS
 from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
+from run.edge import RecipeError
+from run.training_arguments import RecipeTrainingArguments
 
 
 SHARED = ("--share_layers", "3")
@@ -114,6 +116,29 @@ def test_the_documented_command_runs_two_processes_without_a_gpu(config, inputs,
     strategy = json.loads((tmp_path / "run" / "results.json").read_text())["strategy"]
     kind = "DDP" if config == "ddp" else config.replace("zero", "ZeRO-")
     assert (strategy["type"], strategy["processes"]) == (kind, 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "has_gpu", "said"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true"}, False, "FSDP needs GPUs"),
+        ({"WORLD_SIZE": "2"}, True, "2 processes were started, and each takes itself for one of 1"),
+    ],
+)
+def test_processes_that_would_not_find_each_other(environment, has_gpu, said, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
+    with pytest.raises(RecipeError, match=said):
+        RecipeTrainingArguments(report_to="none")
+
+
+def test_one_process_where_several_were_asked_for_is_said(monkeypatch, capsys):
+    """As accelerate launch --cpu --num_processes 2 starts it."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    RecipeTrainingArguments(report_to="none")
+    assert "warning: this is one process" in capsys.readouterr().out
 
 
 @pytest.mark.slow

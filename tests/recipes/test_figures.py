@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -316,15 +317,11 @@ class TestCompare:
         assert "-7.00 ± 7.00" in (tmp_path / "compare.md").read_text()
         assert_drawn(tmp_path / "compare")
 
-    def test_activations_at_the_best_epoch_of_each_run(self, finished_run, tmp_path):
+    def test_activations(self, finished_run, tmp_path):
         for seed, (gelu, tanh) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
             for name, score in (("gelu", gelu), ("tanh", tanh)):
-                epochs = [
-                    {"epoch": n, "step": n, "seconds": n + 1, "accuracy": score - n / 10}
-                    for n in (0, 1)
-                ]
-                finished_run("rte", "houlsby", seed, score - 0.1, epochs=epochs, activation=name)
-        draw("compare", tmp_path, "--baseline", "activation gelu", "--epoch", "best")
+                finished_run("rte", "houlsby", seed, score, activation=name)
+        draw("compare", tmp_path, "--baseline", "activation gelu")
         found = pd.read_csv(tmp_path / "compare.csv", index_col=0)
         gelu, tanh = (
             found.loc[next(label for label in found.index if name in label)]
@@ -503,7 +500,7 @@ class TestFullSize:
             {"epoch": float(n), "step": n, "seconds": 100.0 * n, "accuracy": 0.5 + n / 100}
             for n in range(1, 21)
         ]
-        for task in PAPER:
+        for task in PAPER.index:
             for method, trained in (("full", 110_000_000), ("houlsby", 900_000), ("lora", 300_000)):
                 finished_run(
                     task, method, 0, trained=trained, scores={"accuracy": 0.7}, epochs=epochs
@@ -568,8 +565,15 @@ class TestAblation:
             [i, j] for i in range(4) for j in range(i, 4)
         ]
         assert_drawn(folder / "ablation")
-        assert "Pruned layers" in capsys.readouterr().out
+        output = capsys.readouterr().out
+        assert "Pruned layers" in output
+        everything = next(row for row in rows if row["span"] == [0, 3])
+        single = [row["relative_change"] for row in rows if row["span"][0] == row["span"][1]]
         finished = load_run(folder, None, 64)
+        majority = max(Counter(finished.validation["label"]).values()) / len(finished.validation)
+        accuracies = f"accuracy {100 * everything['scores']['accuracy']:.1f}, the majority class"
+        assert f"{accuracies} {100 * majority:.1f}" in output
+        assert f"at most {-100 * min(single):.1f}% less" in output
         config = HoulsbyConfig.from_pretrained(folder / "pruned")
         removed = set(range(4)) - set(config.layers_to_transform)
         expected = next(row for row in rows if row["span"] == [min(removed), max(removed)])

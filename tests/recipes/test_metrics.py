@@ -54,6 +54,12 @@ def script(folder, name, feature, body=SHARE, options=""):
     return path
 
 
+def script_of_the_page():
+    """The metric that docs/recipes.md shows."""
+    section = (RECIPES.parent / "docs" / "recipes.md").read_text().partition("### Further metrics")
+    return section[2].partition("```python\n")[2].partition("```")[0]
+
+
 def test_several_values_of_a_classifier(encoder, tmp_path, capsys):
     """Those of a run, and of an evaluation of what it has saved."""
     labels = ["a", "b", "c"] * 20
@@ -64,7 +70,9 @@ def test_several_values_of_a_classifier(encoder, tmp_path, capsys):
         return {"f1": f1_score(references, predictions, average=average)}"""
     f1 = script(tmp_path, "f1", NUMBER, by_average, options=', average="binary"')
     broken = script(tmp_path, "broken", NUMBER, "raise KeyError('no such thing')")
-    flags = ["--data", tmp_path, "--use_cpu", "--metric", counted, f1, broken]
+    documented = tmp_path / "my_metric.py"
+    documented.write_text(script_of_the_page())
+    flags = ["--data", tmp_path, "--use_cpu", "--metric", counted, f1, broken, documented]
     run(text_classification, *flags, "--model_name", encoder, "--output_dir", tmp_path / "run",
         "--max_steps", 2)  # fmt: skip
     shown = capsys.readouterr().out
@@ -74,6 +82,7 @@ def test_several_values_of_a_classifier(encoder, tmp_path, capsys):
     expected = {
         "counted.share": pytest.approx(np.mean(predicted == labels[:31])),
         "counted.inner.rows": 31.0,
+        "my_metric.agreement": pytest.approx(np.mean(predicted == labels[:31])),
         "f1": pytest.approx(f1_score(labels[:31], predicted, average="macro")),
     }
     assert results_of(tmp_path / "run")["metrics"] == expected

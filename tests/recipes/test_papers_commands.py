@@ -4,13 +4,15 @@ of its recipe.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
+import re
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -23,17 +25,23 @@ pytest.importorskip(
 )
 
 import figure
+import no_bert
+import study_table
+import sweep
 from paper_tasks import PaperArguments
 from run.arguments import ClassifierArguments, MethodArguments, TextArguments
 from run.edge import RecipeError
 from run.presets import preset
 from run.training_arguments import RecipeTrainingArguments
 from squad import SquadArguments
+from sweeping.plan import estimate_hours, tabulate
+from sweeping.search import Search
 from tasks.classification import ClassificationArguments
 from tasks.glue_tasks import GlueArguments, parse_arguments
 
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "papers.md").read_text()
 SCRIPTS = sorted((ROOT / "recipes" / "studies").glob("*.sh"))
 # What the flags name need not be there.
 FILES = ("--data_dir", "--model_name", "--init_adapter")
@@ -96,17 +104,16 @@ def different(lines: list[list[str]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_the_commands_of_a_paper(script, tmp_path, monkeypatch, capsys):
+def test_the_commands_of_a_paper(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     of_recipes: list[list[str]] = []
     for recipe, *flags in different([list(command) for command in commands(script)]):
         if recipe == "sweep.py":
-            run(importlib.import_module("sweep"), str(ROOT / flags[0]), *flags[1:], "--dry_run")
-            planned = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+            planned = [run for search in plan(flags) for run in search.left()]
             assert planned
-            for words in planned:
-                at = next(number for number, word in enumerate(words) if word.endswith(".py"))
-                of_recipes.append([Path(words[at]).name, *words[at + 1 :]])
+            for run_of_sweep in planned:
+                recipe_and_flags = run_of_sweep.arguments
+                of_recipes.append([Path(recipe_and_flags[0]).name, *recipe_and_flags[1:]])
         elif recipe == "figure.py":
             if flags[0] not in ("ablation", "robustness"):
                 with pytest.raises(RecipeError, match="There is no"):
@@ -116,13 +123,47 @@ def test_the_commands_of_a_paper(script, tmp_path, monkeypatch, capsys):
                     (RecipeError, OSError)
                 ):  # there is no run, and perhaps no WordNet
                     run(figure, *flags)
-        elif recipe in ("study_table.py", "no_bert.py"):
-            source = (ROOT / "recipes" / "studies" / recipe).read_text()
-            assert all(f'"{flag}"' in source for flag in flags if flag.startswith("--"))
+        elif recipe == "study_table.py":
+            with pytest.raises(RecipeError, match="There is no finished run"):
+                run(study_table, *flags)
+        elif recipe == "no_bert.py":
+            no_bert.make_parser().parse_args(flags)
         else:
             of_recipes.append([recipe, *flags])
     for recipe, *flags in different(of_recipes):
         check_flags(recipe, flags)
+
+
+def plan(flags: Sequence[str]) -> list[Search]:
+    """The searches of a sweep's command line, whose recipe comes first."""
+    return sweep.plan(*sweep.parse_arguments([str(ROOT / flags[0]), *flags[1:]]))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_the_numbers_of_runs_on_the_page(script, tmp_path, monkeypatch):
+    """Those of the sweeps, and the single runs that pretrain."""
+    monkeypatch.chdir(tmp_path)
+    count, hours = 0, 0.0
+    for recipe, *flags in commands(script):
+        if recipe == "sweep.py":
+            table = tabulate(plan(flags))
+            count, hours = count + table["runs"].sum(), hours + table["hours"].sum()
+        count += recipe == "mlm.py"
+    row = re.search(rf"\[{script.name}\].*?\| ([0-9,.]+) \| ([0-9,]+) \|", PAGE)
+    if script.stem != "methods":
+        on_page = [float(cell.replace(",", "")) for cell in row.groups()]
+        assert on_page == [pytest.approx(hours, rel=0.2, abs=0.5), count], (count, hours)
+
+
+def test_the_estimate_of_a_run():
+    """Houlsby et al. 2019 with BERT-large: 2 operations per weight forward, 2 or 4 backward."""
+    flags = "recipes/glue.py --task mnli --preset houlsby2019 --output_dir x --num_train_epochs 3"
+    of_epoch = 392_702 * 89 * 302e6 / 1e14 / 3600
+    for method, operations in (("houlsby", 4), ("full", 6), ("top_k --top_k 12", 2 + 4 * 12 / 24)):
+        (search,) = plan(f"{flags} --method {method}".split())
+        assert estimate_hours(search.left()[0]) == pytest.approx(3 * operations * of_epoch)
+    (search,) = plan(f"{flags} --model_name user/other".split())
+    assert isnan(estimate_hours(search.left()[0]))
 
 
 def sweeps() -> list[tuple[str, ...]]:

@@ -322,6 +322,34 @@ class TestTable:
             "-1.67 of 3",
         )
 
+    def test_the_difference_of_accuracies(self):
+        """Other main scores, 10 points higher, would say the reverse."""
+        runs = []
+        for method, accuracy, other in (("houlsby", 0.838, 0.6), ("full", 0.848, 0.5)):
+            for task, main in (("cola", "matthews_correlation"), ("mrpc", "f1")):
+                runs.append(result(task, {main: other, "accuracy": accuracy}, method=method))
+        lines = arrange(runs, CHOSEN)
+        for score, difference in (("main", "+10.00 of 2"), ("accuracy", "-1.00 of 2")):
+            page, _ = study(lines, score)["Difference to full"]
+            assert page.loc[OURS, "mean of these columns"] == difference
+
+    def test_what_metrics_have_computed(self):
+        runs = [cola(0.5, seed) | {"metrics": {"mine": 0.2 * seed}} for seed in range(2)]
+        page = table(runs, "Further metrics")
+        assert page.loc[OURS].to_dict() == {"cola: mine": "0.1000 ± 0.1000"}
+        assert "Further metrics" not in study(arrange([cola(0.5)], CHOSEN))
+
+    def test_the_papers_numbers_of_trained_parameters(self):
+        """Table 1 of Mohebbi and Rajaei 2020, and what Whritenour and Schoch 2019 print."""
+        trained = table([cola(0.5) | {"best_scores": {"accuracy": 0.8}}])["trained"]
+        printed = {
+            "Mohebbi 2020, BERT-base: shared in each layer (test)": "1,189,632",
+            "Mohebbi 2020, BERT-base: not shared (test)": "3,006,720",
+            "Mohebbi 2020, BERT-base: 3-shared (test)": "396,544",
+            "Whritenour 2019, BERT-base: adapters (dev)": "2,379,264 (2.1%)",
+        }
+        assert {label: trained[label] for label in printed} == printed
+
     def test_the_difference_is_to_the_row_that_has_the_task(self):
         runs = [
             cola(0.5),

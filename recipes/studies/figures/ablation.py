@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 
+from figures import flags
 from figures.drawing import Point, panels, write_points
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate, prune
+from results.numbers import LARGEST_DROP, WITHOUT_ADAPTERS
 from run.edge import RecipeError
 from run.figures import COLUMN, RED, save
 from tasks.scores import proper_name
@@ -44,27 +46,19 @@ class Removal:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--data_dir", help="Folder of the task's files; default: the run's own.")
-    add(
-        "--score",
-        choices=("accuracy", "main"),
-        default="accuracy",
-        help="The paper's score, or the task's main one.",
-    )
-    add(
+    flags.add_score(parser, default="accuracy")
+    flags.add_evaluation(parser)
+    parser.add_argument(
         "--norms",
         choices=("keep", "remove"),
         default="keep",
         help="Whether removed layers keep their trained norms.",
     )
-    add(
+    parser.add_argument(
         "--prune",
         type=float,
         help="Save the adapter without the longest span that costs at most this share.",
     )
-    add("--max_eval_samples", type=int, help="Score on a random sample of this many examples.")
-    add("--batch_size", type=int, default=64, help="Sentences per evaluation step.")
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
@@ -83,6 +77,8 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     facts: Point = {"task": name, "model": model, "score_name": score_name}
     first: Point = {"span": None, "scores": whole, **facts, "norms": arguments.norms}
     write_points(folder / "ablation.jsonl", [first, *map(vars, removals)])
+    if score_name == "accuracy":
+        print_beside_paper(run, removals)
     title = f"Adapters removed: {proper_name(name)}, {Path(model).name}"
     size = run.trainer.model.config.num_hidden_layers
     save(draw(removals, size, proper_name(score_name), title), folder / "ablation")
@@ -108,6 +104,24 @@ def score_spans(
             scores = run.score(arguments.max_eval_samples)
         removals.append(Removal((first, last), scores, scores[score_name] / whole_score - 1))
     return removals
+
+
+def print_beside_paper(run: FinishedRun, removals: Sequence[Removal]) -> None:
+    """Print what section 3.5 of Houlsby et al. 2019 says of figure 6, and the run's own numbers."""
+    paper = "Houlsby et al. 2019, BERT-base:"
+    everything = max(removals, key=lambda removal: removal.length)
+    labels = np.bincount(run.validation["label"])
+    text = f"without any adapter: accuracy {100 * everything.scores['accuracy']:.1f}"
+    text += f", the majority class {100 * labels.max() / labels.sum():.1f}"
+    if run.task.name in WITHOUT_ADAPTERS:
+        text += f"; {paper} {WITHOUT_ADAPTERS[run.task.name]}, the majority class"
+    print(text)
+    drops = [-100 * removal.relative_change for removal in removals if removal.length == 1]
+    print(f"without one layer's: at most {max(drops):.1f}% less; {paper} {LARGEST_DROP}%")
+    for removal in removals:
+        if removal.span == (0, 4):
+            text = f"without layers 0 to 4: {100 * removal.relative_change:+.1f}%"
+            print(f"{text}; {paper} hardly any change on MNLI")
 
 
 def draw(removals: Sequence[Removal], size: int, score: str, title: str) -> Figure:

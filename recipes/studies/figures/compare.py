@@ -11,17 +11,16 @@ evaluations should be frequent (--eval_strategy steps --save_strategy steps).
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.drawing import Style, legend, panels, show_counts, styles, values_of
+from figures import flags
+from figures.drawing import legend, panels, show_counts, styles
 from results.difference_table import compared, differences_to
 from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.means import mean_and_error, mean_over
@@ -30,7 +29,6 @@ from results.table import MISSING, show, table_of
 from run.edge import RecipeError
 from run.figures import COLUMN, save
 from run.run import lower_is_better
-from sweeping.runs import CHOICES, CHOSEN
 
 
 FULL = "full"  # the default baseline
@@ -42,86 +40,34 @@ AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a method, over its columns; None where the runs do not say it."""
-
-    score: float
-    score_error: float | None
-    columns: int
-    difference: float | None  # to the baseline
-    difference_error: float | None
-    trained: int  # parameters per task
-    bytes: int | None
-    seconds: float | None
-    memory: int | None
-    seeds: int
-
-
-FactsByLabel = Mapping[str, Facts]
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--baseline", default=FULL, help="A line, by its label or by a part that only it has.")
-    add(
-        "--score",
-        choices=("accuracy", "main"),
-        default="main",
-        help="A task without accuracy shows its main score.",
+    parser.add_argument(
+        "--baseline", default=FULL, help="A line, by its label or by a part that only it has."
     )
-    add(
-        "--split", choices=("validation", "test"), default="validation", help="Where it was scored."
+    parser.add_argument(
+        "--share", type=float, default=0.99, help="Share of the baseline's best score to reach."
     )
-    add(
-        "--epoch",
-        choices=("kept", "best", "last"),
-        default="kept",
-        help="The epoch whose scores are compared.",
-    )
-    add(
-        "--share",
-        type=float,
-        default=0.99,
-        help="Share of the baseline's best score, for the time to a score.",
-    )
-    add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
+    flags.add_score(parser)
+    flags.add_split(parser)
+    flags.add_choose(parser)
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
     """Print the tables, and write them and the figure."""
-    runs = [at_epoch(run, arguments.epoch) for run in finished(folder)]
-    lines = arrange(runs, arguments.choose)
+    lines = arrange(finished(folder), arguments.choose)
     base = find_baseline(lines, arguments.baseline)
     columns = find_columns(lines, arguments.score)
     facts = summarize(lines, base, columns, arguments.split)
     tables = {
-        "Methods": _frame(facts, object).map(_as_text),
+        "Methods": facts.map(_as_text),
         f"Difference to {base.label}": compared(lines, base, columns, arguments.split),
         f"Time to {arguments.share:.0%} of the best score of {base.label}": table_of(
             {line.label: times(line, base, arguments.share) for line in lines}
         ),
     }
-    pages = {heading: (table, "") for heading, table in tables.items() if table.size}
-    show(pages, folder / "compare.md")
-    _frame(facts).to_csv(folder / "compare.csv")
+    show({name: (table, "") for name, table in tables.items() if table.size}, folder / "compare.md")
+    facts.to_csv(folder / "compare.csv")
     save(draw(facts, arguments.split), folder / "compare")
-
-
-def at_epoch(results: Results, epoch: str) -> Results:
-    """Return a run with the scores of another epoch than the one whose weights it has kept.
-
-    It may be the best one of a run that saves no checkpoints.
-    """
-    if epoch == "kept":
-        return results
-    name, evaluations = results["chosen_by"], results["epochs"]
-    if epoch == "last":
-        scores = evaluations[-1]
-    else:
-        sign = -1 if lower_is_better(name) else 1
-        scores = max(evaluations, key=lambda evaluation: sign * evaluation[name])
-    return {**results, "best_scores": scores, "best_score": scores[name]}
 
 
 def find_baseline(lines: Sequence[TableLine], name: str) -> TableLine:
@@ -132,48 +78,43 @@ def find_baseline(lines: Sequence[TableLine], name: str) -> TableLine:
     """
     if len(lines) == 1 and name == FULL:
         return lines[0]
-    containing = []
-    for line in lines:
-        if line.label == name:
-            return line
-        if name in line.label:
-            containing.append(line)
-    if len(containing) != 1:
+    exact = [line for line in lines if line.label == name]
+    matching = exact or [line for line in lines if name in line.label]
+    if len(matching) != 1:
         raise RecipeError(f"--baseline must be one of: {join_labels(lines)}; got {name!r}.")
-    return containing[0]
+    return matching[0]
 
 
 def summarize(
     lines: Sequence[TableLine], base: TableLine, columns: Columns, split: str
-) -> dict[str, Facts]:
-    """Return the facts of each line that has a score."""
+) -> pd.DataFrame:
+    """Return what is known of each line that has a score; None where the runs do not say it."""
     scored = [line for line in lines if line.scores(columns, split)]
-    return {line.label: _facts(line, base, columns, split) for line in scored}
+    facts = [_facts(line, base, columns, split) for line in scored]
+    return pd.DataFrame(facts, [line.label for line in scored], dtype=object)
 
 
-def _facts(line: TableLine, base: TableLine, columns: Columns, split: str) -> Facts:
+def _facts(line: TableLine, base: TableLine, columns: Columns, split: str) -> dict[str, Any]:
     scores = line.scores(columns, split).values()
     score, score_error = mean_over([mean_and_error([*by_seed.values()]) for by_seed in scores])
     changes = differences_to(line, base, columns, split)
     difference, difference_error = mean_over([*changes.values()]) if changes else (None, None)
-    seeds, runs = 0, list[Results]()
-    for cell in line.cells_of(columns).values():
-        runs += cell.seeds.values()
-        seeds = max(seeds, len(cell.seeds))
+    cells = line.cells_of(columns).values()
+    runs = [run for cell in cells for run in cell.seeds.values()]
     seconds = [run["epochs"][-1]["seconds"] for run in runs if run["epochs"]]
     peaks = [run["peak_memory"] for run in runs if "peak_memory" in run]
-    return Facts(
-        score,
-        score_error,
-        len(scores),
-        difference,
-        difference_error,
-        trained=round(line.sizes().trained),
-        bytes=_bytes_per_run(runs),
-        seconds=mean(seconds) if seconds else None,
-        memory=round(mean(peaks)) if peaks else None,
-        seeds=seeds,
-    )
+    return {
+        "score": score,
+        "score_error": score_error,
+        "columns": len(scores),
+        "difference": difference,
+        "difference_error": difference_error,
+        "trained": round(line.sizes().trained),  # parameters per task
+        "bytes": _bytes_per_run(runs),
+        "seconds": mean(seconds) if seconds else None,
+        "memory": round(mean(peaks)) if peaks else None,
+        "seeds": max(len(cell.seeds) for cell in cells),
+    }
 
 
 def _bytes_per_run(runs: Sequence[Results]) -> int | None:
@@ -185,43 +126,29 @@ def _bytes_per_run(runs: Sequence[Results]) -> int | None:
     return total // len(runs) or None
 
 
-def _frame(facts: FactsByLabel, dtype: type | None = None) -> pd.DataFrame:
-    """Return the facts as a data frame of numbers."""
-    return pd.DataFrame(map(asdict, facts.values()), [*facts], dtype=dtype)
-
-
 def _as_text(value: float | None) -> str:
     if value is None:
         return MISSING
-    if isinstance(value, float):
-        return f"{value:,.2f}"
-    return f"{value:,}"
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
-def draw(facts: FactsByLabel, split: str) -> Figure:
+def draw(facts: pd.DataFrame, split: str) -> Figure:
     """Draw the mean difference to the baseline against parameters, bytes and seconds, if known."""
-    table = _frame(facts)
-    drawn = [name for name in AXES if table[name].any()]
+    drawn = [name for name in AXES if facts[name].any()]
     figure, panes = panels(len(drawn), COLUMN, sharey=True)
-    style = styles(facts)
+    style = styles(facts.index)
     for axes, name in zip(panes, drawn, strict=True):
-        for label, of_line in facts.items():
-            _draw_difference(axes, of_line, name, label, style[label])
+        known = facts.dropna(subset=[name, "difference"])
+        for label, row in known.iterrows():
+            look = style[str(label)] | {"linestyle": "none"}
+            error = row["difference_error"] or 0
+            axes.errorbar([row[name]], [row["difference"]], [error], label=label, capsize=2, **look)
         axes.axhline(0, color="black", linestyle="--", linewidth=0.8)
         axes.set_xlabel(AXES[name])
         if name != "seconds":
             show_counts(axes)
     panes[0].set_ylabel(f"{split}: difference in points")
     return legend(figure)
-
-
-def _draw_difference(axes: Axes, facts: Facts, name: str, label: str, style: Style) -> None:
-    """Draw a method's difference with its error, if it and the fact are known."""
-    at = getattr(facts, name)
-    if at and facts.difference is not None:
-        error = facts.difference_error or 0
-        look = style | {"linestyle": "none"}
-        axes.errorbar([at], [facts.difference], [error], label=label, capsize=2, **look)
 
 
 def times(line: TableLine, base: TableLine, share: float) -> dict[str, str]:
@@ -233,41 +160,32 @@ def times(line: TableLine, base: TableLine, share: float) -> dict[str, str]:
     texts = {}
     for task, cell in base.cells.items():
         curve = mean_curve(cell)
-        goal = share * max((evaluation.score for evaluation in curve), default=0)
-        if goal <= 0 or task not in line.cells:
+        if curve.empty or task not in line.cells or curve["score"].max() <= 0:
             continue
+        goal = share * curve["score"].max()
         seconds = _seconds_to(goal, mean_curve(line.cells[task]))
-        seconds_of_base = _seconds_to(goal, curve)
-        if not seconds:
-            texts[f"{task}, to {goal:.1f}"] = "not reached"
-            continue
-        spread = f" ({min(seconds):.0f} to {max(seconds):.0f})" if len(seconds) > 1 else ""
-        ratio = mean(seconds) / mean(seconds_of_base)
-        texts[f"{task}, to {goal:.1f}"] = f"{mean(seconds):.0f} s{spread}, {ratio:.2f}"
+        text = "not reached"
+        if seconds:
+            spread = f" ({min(seconds):.0f} to {max(seconds):.0f})" if len(seconds) > 1 else ""
+            ratio = mean(seconds) / mean(_seconds_to(goal, curve))
+            text = f"{mean(seconds):.0f} s{spread}, {ratio:.2f}"
+        texts[f"{task}, to {goal:.1f}"] = text
     return texts
 
 
-class Evaluation(NamedTuple):
-    """A method's evaluation at one step."""
-
-    score: float  # the mean over the seeds, in percent
-    seconds: list[float]  # of each seed
-
-
-def mean_curve(cell: Cell) -> list[Evaluation]:
-    """Return a method's evaluations on a task, in their order; none if a loss has chosen."""
-    if lower_is_better(cell.best["chosen_by"]):
-        return []
+def mean_curve(cell: Cell) -> pd.DataFrame:
+    """Return a method's evaluations on a task in their order: the mean score over the seeds in
+    percent, and the seconds of each seed. There are none if a loss has chosen.
+    """
     curve = []
-    for of_seeds in cell.evaluations():
-        score = mean(in_percent(cell.best, evaluation) for evaluation in of_seeds)
-        curve.append(Evaluation(score, values_of(of_seeds, "seconds")))
-    return curve
+    if not lower_is_better(cell.best["chosen_by"]):
+        for of_seeds in cell.evaluations():
+            score = mean(in_percent(cell.best, evaluation) for evaluation in of_seeds)
+            curve.append((score, [evaluation["seconds"] for evaluation in of_seeds]))
+    return pd.DataFrame(curve, columns=["score", "seconds"])
 
 
-def _seconds_to(goal: float, curve: Sequence[Evaluation]) -> list[float]:
+def _seconds_to(goal: float, curve: pd.DataFrame) -> list[float]:
     """Return the seeds' times at the first evaluation that reaches the goal; none if none does."""
-    for evaluation in curve:
-        if evaluation.score >= goal:
-            return evaluation.seconds
-    return []
+    reached = curve[curve["score"] >= goal]
+    return [] if reached.empty else list(reached["seconds"].iloc[0])

@@ -13,6 +13,7 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
+from figures import flags
 from figures.drawing import (
     Point,
     Points,
@@ -31,7 +32,6 @@ from results.read import finished, in_percent
 from run.edge import RecipeError
 from run.figures import save
 from run.run import MOMENT, lower_is_better
-from sweeping.runs import CHOICES, CHOSEN
 from tasks.scores import proper_name
 
 
@@ -40,9 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--score", help="A validation score; default: the one that has chosen the epoch."
     )
     parser.add_argument("--x", choices=MOMENT, default="epoch", help="The horizontal axis.")
-    parser.add_argument(
-        "--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses."
-    )
+    flags.add_choose(parser)
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:

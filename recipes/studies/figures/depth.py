@@ -15,6 +15,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from figures import flags
 from figures.drawing import (
     Point,
     Points,
@@ -45,15 +46,8 @@ class Depth:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--data_dir", help="Folder of the tasks' files; default: the runs' own.")
-    add("--tasks", type=int, default=8, help="Number of tasks of a text.")
-    add(
-        "--max_eval_samples",
-        type=int,
-        help="Score cut adapters on a random sample of this many examples.",
-    )
-    add("--batch_size", type=int, default=64, help="Sentences per evaluation step.")
+    flags.add_evaluation(parser)
+    parser.add_argument("--tasks", type=int, default=8, help="Number of tasks of a text.")
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:

@@ -7,15 +7,16 @@ beside the paper's for its sizes. The runs may be those of table 1.
 """
 
 import argparse
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, mode
+from statistics import mode
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from figures import flags
 from figures.drawing import (
     Point,
     Points,
@@ -40,15 +41,15 @@ from tasks.scores import proper_name
 
 
 SCALE, SIZE = "init_std", "r"  # the two arguments that vary
+# The axis and the title of the panel in which one varies and the other one is fixed.
+TITLES = {
+    SCALE: ("standard deviation of the first weights", "Initialization, size"),
+    SIZE: ("adapter size r", "Size, standard deviation"),
+}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--score",
-        choices=("accuracy", "main"),
-        default="accuracy",
-        help="What is shown, as in the paper or in GLUE.",
-    )
+    flags.add_score(parser, default="accuracy")
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
@@ -76,29 +77,19 @@ def summarize(lines: Sequence[TableLine], score: str) -> list[Point]:
             columns[name] = (task, score_name)
     points: dict[tuple[Any, ...], Point] = {}
     for line in lines:
-        for name, cell in line.cells_of(columns).items():
-            scores = cell.by_seed(columns[name][1])
-            if not scores:
-                continue
-            point = _point(name, columns[name][1], cell.first["arguments"], scores)
+        for name, scores in line.scores(columns).items():
+            arguments = line.cells_of({name: columns[name]})[name].first["arguments"]
+            point: Point = {axis: arguments.get(axis) for axis in (SIZE, SCALE, *CHOSEN)}
+            point |= {"task": name, "score": columns[name][1], "scores": scores}
             place = (name, point[SIZE], point[SCALE])
             if place in points:
                 raise RecipeError(
                     f"Each of these kinds needs a folder of its own: {join_labels(lines)}."
                 )
-            points[place] = point
+            points[place] = point | band([*scores.values()])
     if not points:
         raise RecipeError("No task has an accuracy: give --score main.")
     return [points[place] for place in sorted(points)]
-
-
-def _point(
-    task: str, score: str, arguments: Mapping[str, Any], scores: Mapping[int, float]
-) -> Point:
-    point: Point = {"task": task}
-    for axis in (SIZE, SCALE, *CHOSEN):
-        point[axis] = arguments.get(axis)
-    return {**point, "score": score, "scores": scores, **band([*scores.values()])}
 
 
 def means(points: Points) -> dict[int, float]:
@@ -106,12 +97,11 @@ def means(points: Points) -> dict[int, float]:
 
     Sizes without runs on all tasks are left out: they would be no points of the same curve.
     """
-    usual_scale = mode(values_of(points, SCALE))
-    by_size: dict[int, list[float]] = defaultdict(list)
-    for point in select(points, **{SCALE: usual_scale}):
-        by_size[point[SIZE]].append(point["middle"])
-    tasks = len({*values_of(points, "task")})
-    return {r: mean(by_size[r]) for r in sorted(by_size) if len(by_size[r]) == tasks}
+    at_scale = select(points, **{SCALE: mode(values_of(points, SCALE))})
+    by_task = pd.DataFrame(at_scale).pivot(index=SIZE, columns="task", values="middle")
+    by_task = by_task.reindex(columns=[*dict.fromkeys(values_of(points, "task"))])
+    averages: dict[int, float] = by_task.mean(axis=1, skipna=False).dropna().to_dict()
+    return averages
 
 
 def draw(points: Points) -> Figure:
@@ -120,35 +110,28 @@ def draw(points: Points) -> Figure:
     The other one is that of most points.
     """
     style = styles(values_of(points, "task"))
-    varying = [axis for axis in (SCALE, SIZE) if len({*values_of(points, axis)}) > 1]
+    varying = [axis for axis in TITLES if len({*values_of(points, axis)}) > 1]
     drawn = varying or [SIZE]
     figure, panes = panels(len(drawn), COLUMN, sharey=True)
     for axes, axis in zip(panes, drawn, strict=True):
-        if axis == SCALE:
-            _draw_scales(axes, points, style)
-        else:
-            _draw_sizes(axes, points, style)
+        fixed = SIZE if axis == SCALE else SCALE
+        usual = mode(values_of(points, fixed))
+        _draw_tasks(axes, select(points, **{fixed: usual}), axis, style)
+        label, title = TITLES[axis]
+        axes.set(xlabel=label, title=f"{title} {usual:g}")
+        if axis == SIZE:
+            _finish_sizes(axes, points)
     panes[0].set_ylabel(f"validation {_name_of_score(points)} (%)")
     figure.suptitle(title_of(map(len, values_of(points, "scores"))), fontsize=8)
     return legend(figure, columns=4)
 
 
-def _draw_scales(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
-    size = mode(values_of(points, SIZE))
-    _draw_tasks(axes, select(points, **{SIZE: size}), SCALE, style)
-    axes.set_xlabel("standard deviation of the first weights")
-    axes.set_title(f"Initialization, size {size:g}")
-
-
-def _draw_sizes(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
-    scale = mode(values_of(points, SCALE))
-    _draw_tasks(axes, select(points, **{SCALE: scale}), SIZE, style)
-    axes.set_xlabel("adapter size r")
-    axes.set_title(f"Size, standard deviation {scale:g}")
+def _finish_sizes(axes: Axes, points: Points) -> None:
+    """Draw the mean over several tasks, and mark the sizes."""
     averages = means(points)
-    if len(style) > 1 and averages:
-        sizes, values = [*averages], [*averages.values()]
-        axes.plot(sizes, values, color="black", linestyle="--", label="mean over tasks")
+    if averages and len({*values_of(points, "task")}) > 1:
+        sizes, heights = [*averages], [*averages.values()]
+        axes.plot(sizes, heights, color="black", linestyle="--", label="mean over tasks")
     ticks = sorted({*values_of(points, SIZE)})
     axes.set_xticks(ticks, [f"{size:g}" for size in ticks], minor=False)
     axes.minorticks_off()

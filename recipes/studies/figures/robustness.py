@@ -23,6 +23,7 @@ from scipy.special import softmax
 from tqdm.auto import tqdm
 
 from data.data import sample
+from figures import flags
 from figures.drawing import Point, Points, draw_curve, panels, styles, values_of, write_points
 from figures.finished_run import FinishedRun, load_run
 from figures.pwws import Attack, Probabilities, pwws
@@ -37,22 +38,10 @@ RATE = "attack success rate (%)"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--data_dir", help="Folder of the task's files; default: the run's own.")
-    add(
-        "--wordnet",
-        type=Path,
-        default=Path("/usr/share/wordnet"),
-        help="WordNet's files, as of wordnet-base.",
-    )
-    add(
-        "--max_eval_samples",
-        type=int,
-        default=200,
-        help="Attack a random sample of this many validation texts.",
-    )
-    add("--batch_size", type=int, default=64, help="Texts per forward.")
-    add("--output_dir", help="Where to write; default: the first run's folder.")
+    flags.add_evaluation(parser, sample=200)
+    wordnet = Path("/usr/share/wordnet")
+    parser.add_argument("--wordnet", type=Path, default=wordnet, help="Files of wordnet-base.")
+    parser.add_argument("--output_dir", help="Where to write; default: the first run's folder.")
 
 
 def main(folders: Sequence[Path], arguments: argparse.Namespace) -> None:

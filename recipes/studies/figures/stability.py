@@ -13,15 +13,15 @@ is constant.
 """
 
 import argparse
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -136,17 +136,17 @@ def by_epochs(runs: Sequence[Results]) -> dict[float, float]:
     If there are runs with several numbers of epochs, it is after their last one, otherwise after
     each epoch that all runs have.
     """
-    scores: dict[float, list[float]] = defaultdict(list)
     separate = len({run["arguments"].get("num_train_epochs") for run in runs}) > 1
+    scores = []
     for run in runs:
         evaluations = run["epochs"][-1:] if separate else run["epochs"]
         for evaluation in evaluations:
-            scores[evaluation["epoch"]].append(in_percent(run, evaluation))
-    means = {}
-    for epoch in sorted(scores):
-        if separate or len(scores[epoch]) == len(runs):
-            means[epoch] = mean(scores[epoch])
-    return means
+            scores.append((evaluation["epoch"], in_percent(run, evaluation)))
+    by_epoch = pd.DataFrame(scores, columns=["epoch", "score"]).groupby("epoch")["score"]
+    means = by_epoch.mean()
+    if not separate:
+        means = means[by_epoch.size() == len(runs)]
+    return dict(means.items())
 
 
 def print_spread(points: Points) -> None:
@@ -179,30 +179,23 @@ def norms_by_method(task: str, starts: Starts) -> dict[str, Curves]:
 
 
 def read_norms(runs: Iterable[Mapping[str, Any]]) -> Curves:
-    """Return the median over the runs of the gradient's norm, by layer and step."""
-    norms: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        for step, by_layer in _norms_of(Path(run["folder"], FILE)).items():
-            for layer, norm in by_layer.items():
-                name = layer.rpartition(".")[2]
-                if name.isdigit():
-                    name = f"layer {name}"
-                norms[name][step].append(norm)
-    medians: dict[str, Curve] = {}
-    for layer, by_step in norms.items():
-        medians[layer] = {step: median(of_runs) for step, of_runs in by_step.items()}
-    return medians
+    """Return the median over the runs of the gradient's norm, by layer and step.
 
-
-def _norms_of(path: Path) -> dict[int, dict[str, float]]:
-    """Return the norms that a run has recorded, by step and layer.
-
-    Runs of another command have no such file. A resumed run may have a step twice.
+    Runs of another command have recorded none. A resumed run may have a step twice.
     """
-    if not path.is_file():
+    norms = []
+    for run in runs:
+        path = Path(run["folder"], FILE)
+        if path.is_file():
+            records = pd.read_json(path, lines=True).drop_duplicates("step", keep="last")
+            norms.append(pd.DataFrame([*records["norms"]], records["step"]))
+    if not norms:
         return {}
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    return {record["step"]: record["norms"] for record in records}
+    curves: dict[str, Curve] = {}
+    for layer, by_step in pd.concat(norms).groupby(level="step").median().items():
+        name = str(layer).rpartition(".")[2]
+        curves[f"layer {name}" if name.isdigit() else name] = dict(by_step.dropna().items())
+    return curves
 
 
 def _name(point: Mapping[str, Any]) -> str:

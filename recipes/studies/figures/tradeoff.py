@@ -9,16 +9,16 @@ standard error.
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from figures import flags
 from figures.drawing import (
     Point,
     Points,
@@ -35,7 +35,7 @@ from figures.drawing import (
     write_points,
 )
 from results.additional import counted_once
-from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
+from results.lines import Columns, TableLine, arrange, find_columns, join_labels
 from results.numbers import FIGURE_4
 from results.read import Results, finished
 from run.edge import RecipeError
@@ -63,25 +63,9 @@ OverSeeds = Callable[[Iterable[float]], float]
 OVER_SEEDS: dict[str, OverSeeds] = {"mean": mean, "best": max}
 
 
-@dataclass
-class Size:
-    """A method at one size: a line of the table, with its cells and scores by column."""
-
-    line: TableLine
-    cells: Mapping[str, Cell]
-    scores: Scores
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--score",
-        choices=("accuracy", "main"),
-        default="main",
-        help="A task without accuracy: main.",
-    )
-    parser.add_argument(
-        "--split", choices=("validation", "test"), default="validation", help="Where it was scored."
-    )
+    flags.add_score(parser)
+    flags.add_split(parser)
     parser.add_argument(
         "--seeds",
         choices=[*OVER_SEEDS],
@@ -124,52 +108,35 @@ def summarize(
     A point has trained parameters, and the low, middle and high score. A size without runs on all
     tasks is left out of a median: one over fewer tasks would be no point of the same curve.
     """
-    sizes = _complete_sizes(lines, columns, split, each)
-    points = []
-    if each:
-        for size in sizes:
-            for name, scores in size.scores.items():
-                values = band([*scores.values()])
-                facts = {"panel": name, "relative": False, "score": columns[name][1]}
-                points.append(_point(size, [name], values) | facts)
-    else:
-        full = _scores_of_full(sizes)
-        for size in sizes:
-            values = percentiles(size.scores, full, over_seeds)
-            facts = {"panel": "", "relative": full is not None, "score": "score"}
-            points.append(_point(size, [*size.scores], values) | facts)
-    places = {(point["panel"], point["series"], point["size"]) for point in points}
-    if len(places) < len(points):
-        raise RecipeError(f"Each of these lines needs a folder of its own: {join_labels(lines)}.")
-    return sorted(points, key=lambda point: point["trained_parameters"])
-
-
-def _complete_sizes(
-    lines: Sequence[TableLine], columns: Columns, split: str, each: bool
-) -> list[Size]:
-    """Return the sizes that have scores; without `each`, those that have them on all tasks."""
-    sizes = []
+    scored: list[tuple[TableLine, dict[str, dict[int, float]]]] = []
     for line in lines:
         scores = line.scores(columns, split)
         missing = sorted(columns.keys() - scores.keys())
         if missing and not each:
             print(f"{line.label}: left out, as it has no run on {', '.join(missing)}")
         elif scores:
-            sizes.append(Size(line, line.cells_of(columns), scores))
-    if not sizes:
+            scored.append((line, scores))
+    if not scored:
         raise RecipeError(
             f"No size has runs on all of {', '.join(columns)}. Make them with "
             "recipes/studies/sweep.py."
         )
-    return sizes
-
-
-def _scores_of_full(sizes: Sequence[Size]) -> Scores | None:
-    """Return the scores of full fine-tuning, if there are some."""
-    for size in sizes:
-        if size.line.method == "full":
-            return size.scores
-    return None
+    full = {line.method: scores for line, scores in scored}.get("full")
+    points = []
+    for line, scores in scored:
+        if each:
+            for name, by_seed in scores.items():
+                facts = {"panel": name, "relative": False, "score": columns[name][1]}
+                point = _point(line, {name: columns[name]}, {name: by_seed})
+                points.append({**point, **band([*by_seed.values()]), **facts})
+        else:
+            facts = {"panel": "", "relative": full is not None, "score": "score"}
+            values = percentiles(scores, full, over_seeds)
+            points.append({**_point(line, columns, scores), **values, **facts})
+    places = {(point["panel"], point["series"], point["size"]) for point in points}
+    if len(places) < len(points):
+        raise RecipeError(f"Each of these lines needs a folder of its own: {join_labels(lines)}.")
+    return sorted(points, key=lambda point: point["trained_parameters"])
 
 
 def percentiles(
@@ -180,38 +147,30 @@ def percentiles(
     A score is that of several seeds: their mean or their best. With `base`, the percentiles are
     those of the differences to its scores.
     """
-    changes = []
-    for name, of_seeds in scores.items():
-        change = over_seeds(of_seeds.values())
-        if base is not None:
-            change -= over_seeds(base[name].values())
-        changes.append(change)
-    low, middle, high = np.percentile(changes, [20, 50, 80]).tolist()
+    changes = pd.Series({name: over_seeds(by_seed.values()) for name, by_seed in scores.items()})
+    if base is not None:
+        changes -= pd.Series({name: over_seeds(base[name].values()) for name in scores})
+    low, middle, high = changes.quantile([0.2, 0.5, 0.8])
     return {"low": low, "middle": middle, "high": high}
 
 
-def _point(size: Size, names: Sequence[str], values: Mapping[str, float]) -> Point:
-    """Return the point of a size over some columns."""
+def _point(line: TableLine, columns: Columns, scores: Scores) -> Point:
+    """Return the point of a line over some columns, without its height."""
     runs: list[Results] = []
-    for name in names:
-        runs += size.cells[name].seeds.values()
+    for cell in line.cells_of(columns).values():
+        runs += cell.seeds.values()
     arguments = values_of(runs, "arguments")
+    size = ""
+    if line.method in SIZE_OF:
+        letter, argument = SIZE_OF[line.method]
+        size = f"{letter}={arguments[0][argument]}"
     return {
-        "series": series(size.line.method, arguments[0]),
-        "size": _printed_size(size.line.method, arguments[0]),
+        "series": series(line.method, arguments[0]),
+        "size": size,
         "learning_rates": sorted({*values_of(arguments, "learning_rate")}),
         "trained_parameters": round(mean(values_of(runs, "trainable_parameters"))),
-        **values,
-        "scores": {name: [*size.scores[name].values()] for name in names},
+        "scores": {name: [*by_seed.values()] for name, by_seed in scores.items()},
     }
-
-
-def _printed_size(method: str, arguments: Mapping[str, Any]) -> str:
-    """Return what is printed on a point, such as r=64; nothing for a method without sizes."""
-    if method not in SIZE_OF:
-        return ""
-    letter, argument = SIZE_OF[method]
-    return f"{letter}={arguments[argument]}"
 
 
 def series(method: str, arguments: Mapping[str, Any]) -> str:

@@ -79,15 +79,13 @@ def _scores_of_line(line: TableLine, columns: Columns) -> Scores:
 def _scores_of_papers(columns: Columns) -> dict[str, Scores]:
     """Return the papers' accuracies on validation splits, by the labels of their lines."""
     second_names = {column: name for name, column in SECOND_COLUMNS.items()}
+    printed_names = {second_names.get(column, name): name for name, column in columns.items()}
+    on_validation = PAPER_LINES[PAPER_LINES.index.str.endswith("(dev)")]
+    printed = on_validation.reindex(columns=[*printed_names]).rename(columns=printed_names)
     papers = {}
-    for label, paper in PAPER_LINES.items():
-        scores: Scores = {}
-        for name, column in columns.items():
-            score = paper.scores.get(second_names.get(column, name))
-            if score is not None:
-                scores[name] = (score, None)
-        if scores and label.endswith("(dev)"):
-            papers[label] = _with_mean(scores, columns)
+    for label, line in printed.astype(float).dropna(how="all").iterrows():
+        scores: Scores = {name: (score, None) for name, score in line.dropna().items()}
+        papers[label] = _with_mean(scores, columns)
     return papers
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from results.lines import Cell, Columns, TableLine, find_columns
 from results.means import MeanAndError, mean_and_error
-from results.numbers import PAPER_LINES, SECOND_COLUMNS, SQUAD, PaperLine
+from results.numbers import PAPER_LINES, SECOND_COLUMNS, SQUAD
 from results.read import NO_BERT
 from results.table import MISSING, table_of, with_error
 from tasks.scores import COLUMNS, ByTask, mean_of_nine, server_average
@@ -28,9 +28,9 @@ def scores(lines: Sequence[TableLine]) -> pd.DataFrame:
         cells[f"{line.label}: best"] = _sizes(line, best=True) | _scores(of_best, columns)
     table = table_of(cells)
     averages = [name for name in AVERAGES if lines and (table[name] != MISSING).any()]
-    for label, paper in PAPER_LINES.items():
-        if paper.scores.keys() & columns.keys():
-            cells[label] = _of_paper(paper)
+    for label, printed in PAPER_LINES.iterrows():
+        if printed.reindex([*columns]).notna().any():
+            cells[str(label)] = _of_paper(printed)
     if "squad" in columns:
         for name, f1 in SQUAD.items():
             cells[f"Houlsby 2019, BERT-large: {name}"] = {"squad": f"{f1}"}
@@ -75,14 +75,16 @@ def _scores(cells: Mapping[str, Cell], columns: Columns) -> dict[str, str]:
 
 def mean_of_both(scores: ByTask) -> float | None:
     """Return the mean of the accuracies of CoLA and MRPC, the total of Whritenour and Schoch."""
-    accuracies = [scores.get(task, {}).get("accuracy") for task in ("cola", "mrpc")]
-    return _mean_of_all(accuracies)
+    accuracies = [scores.get(task, {}).get(score) for task, score in OF_BOTH.values()]
+    present = [accuracy for accuracy in accuracies if accuracy is not None]
+    return mean(present) if len(present) == len(accuracies) else None
 
 
-BOTH = "mean of CoLA and MRPC"
+NINE, SERVER, BOTH = "mean of nine", "server's average", "mean of CoLA and MRPC"
+OF_BOTH = {name: SECOND_COLUMNS[name] for name in ("CoLA accuracy", "MRPC accuracy")}
 AVERAGES: dict[str, Callable[[ByTask], float | None]] = {
-    "mean of nine": mean_of_nine,
-    "server's average": server_average,
+    NINE: mean_of_nine,
+    SERVER: server_average,
     BOTH: mean_of_both,
 }
 
@@ -121,27 +123,13 @@ def _mean_of(
     return mean_and_error(values) if values else None
 
 
-def _of_paper(paper: PaperLine) -> dict[str, str]:
+def _of_paper(printed: pd.Series) -> dict[str, str]:
     """Return the cells of a paper's line, with the plain means of its scores."""
-    cells = {name: f"{score}" for name, score in paper.scores.items()}
-    nine = _mean_of_all([paper.scores.get(name) for name in COLUMNS])
-    mean_of_two = _mean_of_all(
-        [paper.scores.get(name) for name in ("CoLA accuracy", "MRPC accuracy")]
-    )
-    if paper.trained:
-        cells["trained"] = f"{paper.trained}%"
-    if paper.size:
-        cells["total"] = f"{paper.size}x"
-    if paper.total:
-        cells["server's average"] = f"{paper.total} printed"
-    if nine:
-        cells["mean of nine"] = f"{nine:.1f}"
-    if mean_of_two:
-        cells[BOTH] = f"{mean_of_two:.2f}"
+    cells: dict[str, str] = printed.dropna().to_dict()
+    if SERVER in cells:
+        cells[SERVER] += " printed"
+    for name, averaged, digits in ((NINE, [*COLUMNS], 1), (BOTH, [*OF_BOTH], 2)):
+        average = printed[averaged].astype(float).mean(skipna=False)
+        if pd.notna(average):
+            cells[name] = f"{average:.{digits}f}"
     return cells
-
-
-def _mean_of_all(scores: Sequence[float | None]) -> float | None:
-    """Return the mean, or None if a score is missing."""
-    present = [score for score in scores if score is not None]
-    return mean(present) if len(present) == len(scores) else None

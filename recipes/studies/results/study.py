@@ -8,36 +8,27 @@ import pandas as pd
 from results.accuracy_table import accuracies
 from results.difference_table import compared, full_fine_tuning
 from results.lines import TableLine, arrange, differences, find_columns
+from results.means import mean_and_error
 from results.read import collect
 from results.score_table import scores
-from results.table import MISSING, Pages, show, table_of
+from results.table import MISSING, Pages, show, table_of, with_error
 from sweeping.runs import is_meant_for
 from tasks.scores import COLUMNS
 
 
 NOTES = """\
-Scores: Matthews' correlation for CoLA, F1 for MRPC and QQP, Spearman's correlation for STS-B,
-else accuracy; in percent, on the validation split at the epoch that it has chosen, except for
-papers' lines that say "test". ±: standard error. Mean: over the seeds, at the point with the
-best mean; the seeds that have searched it are among them, so it is slightly optimistic. Best: of
-all runs, as in Houlsby et al. 2019. MNLI-mm has a point of its own, by its own score; if only
-one seed has searched, its mean is at MNLI-m's point, where the other seeds ran. MRPC's, CoLA's
-and QQP's accuracy and STS-B's Pearson correlation are at the same points. Mean of nine: the
-plain mean of the columns from CoLA to RTE. Server's average: as GLUE's server defines it, the
-mean over its nine tasks, with WNLI, of the mean of each task's scores (two for MRPC, STS-B, QQP
-and MNLI); for a paper the total as printed, in two lines of 2020 the plain mean. Trained:
-parameters per task, with the head, and as a share of the encoder. Total: for all tasks, in
-multiples of the encoder; as in the papers, MNLI counts as two tasks, complaints as one, and WNLI
-not at all."""
-DIFFERENCES = """\
-±: standard error of the difference. Lines with the same seeds on a task are compared seed by
-seed (paired). The mean is over the columns; its error is that over the seeds, for these tasks,
-as if MNLI's two were of different runs."""
+In percent, on validation at the epoch it has chosen; papers' lines as marked. ±: standard error.
+Mean: over the seeds, at the point with the best mean. Best: of all runs. More: docs/papers.md."""
+_PAIRED = "standard error of the difference, seed by seed where both lines have the same seeds."
+DIFFERENCES = {
+    "main": f"Of the main scores. ±: {_PAIRED}",
+    "accuracy": f"Of the accuracies, where a task has one. ±: {_PAIRED}",
+}
+METRICS = """\
+What --metric has computed of the kept epoch on validation, as it is; ±: standard error."""
 ACCURACIES = """\
-The papers' columns stand first, with the standard errors of 2019, then the runs', at the values
-that validation has chosen, with the standard error over the seeds. The averages as printed
-differ from the means of the printed accuracies by 0.1 in two columns (74.1 and 75.0). The last
-column says how the data differ from the paper's."""
+Papers' columns first, then the runs', at the values that validation has chosen; ±: standard error.
+Two printed averages, 74.0 and 74.9, are 74.1 and 75.0 of the printed accuracies."""
 
 
 def print_study(folder: Path, choices: Sequence[str], score: str = "main") -> None:
@@ -51,26 +42,42 @@ def print_study(folder: Path, choices: Sequence[str], score: str = "main") -> No
     from run.figures import save
 
     lines = arrange((run for run in collect(folder) if run["task"] != "mlm"), choices)
-    pages = study(lines)
+    pages = study(lines, score)
     show(pages, folder / "study.md")
     for heading, (table, _) in pages.items():
         table.to_csv(folder / f"study_{heading.lower().replace(' ', '_')}.csv")
-    if lines:
+    if len(lines) > 1 or len(find_columns(lines)) > 1:  # one dot is no figure
         save(draw(lines, score), folder / "study")
 
 
-def study(lines: Sequence[TableLine]) -> Pages:
-    """Return the tables by their headings, each with a note; those without lines are left out."""
-    columns = find_columns(lines)
+def study(lines: Sequence[TableLine], score: str = "main") -> Pages:
+    """Return the tables by their headings, each with a note; those without lines are left out.
+
+    The differences are of the main scores or of the accuracies.
+    """
+    columns = find_columns(lines, score)
     has_glue = bool(columns.keys() & COLUMNS.keys())
     differences_to_full = compared(lines, full_fine_tuning(lines), columns)
     pages = {
         "Scores": (scores(lines), NOTES if has_glue else ""),
-        "Difference to full": (differences_to_full, DIFFERENCES),
+        "Difference to full": (differences_to_full, DIFFERENCES[score]),
+        "Further metrics": (further_metrics(lines), METRICS),
         "Chosen on validation": (settings(lines), ""),
         "Test accuracy": (accuracies(lines), ACCURACIES),
     }
     return {heading: page for heading, page in pages.items() if len(page[0])}
+
+
+def further_metrics(lines: Sequence[TableLine]) -> pd.DataFrame:
+    """Return the means over the seeds of the metrics of `--metric`, by task and name."""
+    cells: dict[str, dict[str, str]] = {}
+    for line in lines:
+        for task, cell in line.cells.items():
+            by_seed = pd.DataFrame([run.get("metrics") or {} for run in cell.seeds.values()])
+            for name in by_seed.dropna(axis=1):
+                value = mean_and_error(by_seed[name].tolist())
+                cells.setdefault(line.label, {})[f"{task}: {name}"] = with_error(value, digits=4)
+    return table_of(cells)
 
 
 def settings(lines: Sequence[TableLine]) -> pd.DataFrame:
