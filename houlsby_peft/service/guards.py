@@ -181,12 +181,8 @@ class Guard:
             "seconds": round(seconds, 4),
             "request_id": facts.id,
         }
-        ACCESS_LOG.info(
-            "%(method)s %(route)s %(status)s task=%(task)s rows=%(rows)s seconds=%(seconds)s "
-            "id=%(request_id)s",
-            fields,
-            extra={"fields": fields},
-        )
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        ACCESS_LOG.info(text, extra={"fields": fields})
 
     def _check_host(self, scope: Scope) -> None:
         """Refuse a name of another host, by which a page in a browser may have found this one."""
