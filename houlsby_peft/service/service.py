@@ -72,7 +72,7 @@ class Service:
         ProcessCollector(registry=registry)
         self._requests = Counter(
             "houlsby_requests",
-            "Requests, but none of probes.",
+            "Requests, without probes.",
             ["route", "status"],
             registry=registry,
         )
