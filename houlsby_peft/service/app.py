@@ -21,7 +21,8 @@ from pydantic import Discriminator, Tag
 from houlsby_peft_serve import ServiceOptions
 
 from ..predict.held_adapters import TaskSource
-from ..predict.questions import Question, group_results
+from ..predict.questions import Question
+from ..predict.task_bank import group_results
 from . import openai_routes, tei_routes
 from .bodies import Items, OfService, Predictions, Source
 from .engine import Engine, Status
