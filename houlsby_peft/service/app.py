@@ -93,8 +93,7 @@ async def predict(
     requests: list[tuple[Any, Any]] = []
     rows: list[int] = []
     for number, item in enumerate(body.inputs):
-        names = item.names(all_tasks)
-        text = item.input
+        names, text = item.names(all_tasks), item.input
         questions += [Question(text, name, item.top_k) for name in names]
         requests.append((names if item.tasks else "", text))
         rows += [number] * len(names)
