@@ -144,7 +144,7 @@ def test_dependencies_are_what_the_library_imports(setup_cfg):
         for item in requirements(extras[extra])
     }
     # PyTorch brings Triton where there is a GPU.
-    optional |= {"houlsby-peft-cli", "triton"}
+    optional |= {"houlsby-peft-cli", "houlsby-peft-serve", "triton"}
     assert declared == imported_distributions("houlsby_peft") - optional
 
 
