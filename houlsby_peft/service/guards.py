@@ -22,6 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import shortened
 from .refusals import answer_error
 from .service import REQUEST, RequestFacts, Service
 
@@ -176,7 +177,7 @@ class Guard:
             "method": scope["method"],
             "route": facts.route,
             "status": status,
-            "task": ",".join(list(facts.rows)[:_MOST_ADAPTERS]),
+            "task": shortened(",".join(list(facts.rows)[:_MOST_ADAPTERS])),  # a client's text
             "rows": sum(facts.rows.values()),
             "seconds": round(seconds, 4),
             "request_id": facts.id,

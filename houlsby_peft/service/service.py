@@ -154,7 +154,9 @@ class Service:
 
     def _name(self, task: str, status: int) -> str:
         """Return the name of a task in metrics; empty if it is unknown, or one of too many."""
-        if task not in self._named and (status == 404 or len(self._named) >= _MOST_TASKS):
+        # With another status, the name may be any text of a client.
+        is_new = task not in self._named
+        if is_new and (status not in (200, 500) or len(self._named) >= _MOST_TASKS):
             return ""
         self._named.add(task)
         return task

@@ -77,6 +77,7 @@ def check_one_process(service, adapters, folder):
     assert psutil.Process(service.process.pid).children(recursive=True) == []
     row = {"inputs": [{"task": "first", "text": "a"}]}
     assert service.post("/predict", row, x_request_id="abc")[0] == 200
+    assert service.predict({"task": "lost\n{", "text": "a"})[0] == 404
     (adapters / "second").rename(adapters / "new")
     (adapters / "third" / "adapter_model.safetensors").write_bytes(b"no tensors")
     end = time.time() + 30
