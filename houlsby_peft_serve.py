@@ -141,17 +141,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default: Any = option.default if variable is None else variable
         help = metadata["help"]
         if option.default not in (None, "", (), 0):
-            help += f" (default: {option.default})"
+            shown = option.default
+            if isinstance(shown, float):
+                shown = f"{shown:g}"
+            help += f" (default: {shown})"
+        argument = {"type": metadata["kind"], **metadata["argument"]}
         if isinstance(option.default, bool):
-            is_set = _read_switch(option, default)
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(_flag(option), action=action, default=is_set, help=help)
-            continue
-        if option.name == "hosts" and variable is not None:
-            default = variable.split()
-        parser.add_argument(
-            _flag(option), type=metadata["kind"], default=default, help=help, **metadata["argument"]
-        )
+            argument = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(_flag(option), default=default, help=help, **argument)
     parser.add_argument(
         "--print-config",
         action="store_true",
@@ -171,24 +168,30 @@ def read_options(arguments: argparse.Namespace) -> ServiceOptions:
     """Return the options of a command line.
 
     Raises:
-        ValueError: There are no adapters, or two places of them, a file is missing, or a number is
-            out of its limits.
+        ValueError: The adapters are missing or given twice, a file is missing, or a value is none
+            that its option has.
     """
     values = {option.name: getattr(arguments, option.name) for option in fields(ServiceOptions)}
-    given = [path for path in (arguments.folder_or_list, values["adapters"]) if path]
-    if len(given) != 1:
-        count = "both" if given else "neither"
-        raise ValueError(
-            "The adapters must be given once, as houlsby-peft serve FOLDER_OR_LIST or with "
-            f"--adapters; got {count}."
-        )
+    flag = values["adapters"]
+    is_from_variable = flag == os.environ.get("HOULSBY_ADAPTERS")
+    if arguments.folder_or_list and flag and not is_from_variable:
+        raise ValueError("The adapters must be given once: as FOLDER_OR_LIST or with --adapters.")
+    adapters = arguments.folder_or_list or flag
+    if not adapters:
+        raise ValueError("The adapters are missing: houlsby-peft serve FOLDER_OR_LIST.")
     # Not resolved: a link may lead to another folder later.
-    values["adapters"] = str(Path(given[0]).expanduser().absolute())
+    values["adapters"] = str(Path(adapters).expanduser().absolute())
     for path in (values["adapters"], values["tokens"]):
         if path and not Path(path).expanduser().exists():
             raise ValueError(f"{path} is no file or folder that exists.")
     base_model = values["base_model"]
     if base_model and Path(base_model).expanduser().is_dir():
         values["base_model"] = str(Path(base_model).expanduser().absolute())
+    # Of an environment variable, these are still text.
+    if isinstance(values["hosts"], str):
+        values["hosts"] = values["hosts"].split()
     values["hosts"] = tuple(values["hosts"])
+    for option in fields(ServiceOptions):
+        if isinstance(option.default, bool):
+            values[option.name] = _read_switch(option, values[option.name])
     return ServiceOptions(**values)

@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,12 @@ def _predict_texts(options: argparse.Namespace, bank: TaskBank) -> None:
         if options.pairs:
             inputs = [tuple(line.split("\t")) for line in inputs]
     tasks = "" if bank.tasks == ("",) else bank.tasks
-    requests = [(tasks, text) for text in inputs]
-    for result in bank.predict(requests, options.batch_size, options.top_k):
-        print(json_line(result))
+    # As in a file, what has no text has no prediction.
+    has_text = [bool("".join(text).strip()) for text in inputs]
+    requests = [(tasks, text) for text in compress(inputs, has_text)]
+    results = iter(bank.predict(requests, options.batch_size, options.top_k))
+    for is_predicted in has_text:
+        print(json_line(next(results) if is_predicted else None))
 
 
 def _predict_table(

@@ -61,10 +61,25 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     return adapters
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads YAML without aliases, a few of which may stand for more than fits into the memory."""
+
+    def compose_node(self, *args: Any) -> Any:
+        """Return the next node."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("It must have no aliases.")
+        return super().compose_node(*args)
+
+
+def _load(path: Path) -> Any:
+    """Return the content of a list in YAML or JSON, which is YAML."""
+    return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+
+
 def _read_list(path: Path) -> dict[str, TaskSource]:
     adapters = {}
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        content = _load(path)
         for task, listed in content.items():
             fields = {"source": listed} if isinstance(listed, str) else listed
             adapters[printable(str(task))] = resolve(path, TaskSource(**fields))
@@ -102,7 +117,7 @@ def changing_list(path: Path) -> Iterator[dict[str, Any]]:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         content = {}
-        for task, listed in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        for task, listed in _load(path).items():
             content[printable(str(task))] = listed
         yield content
         if not content:

@@ -12,8 +12,7 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from ..errors import UNPRINTABLE
 from ..tables import WRITTEN, Row, TableReader, TableWriter, find_format
-from .questions import Input
-from .readers import Reader
+from .questions import Input, Reader
 from .task_bank import TaskBank
 
 

@@ -10,8 +10,7 @@ import torch
 from transformers import DataCollatorWithPadding
 
 from ..errors import AdapterError, HubError
-from .questions import Row
-from .readers import Reader
+from .questions import Reader, Row
 
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from ..saved.weights import first_of
 from .base_model import label_arguments, set_verbosity
 from .forward import run, split
 from .graphs import use_graphs
-from .questions import Input, Question
-from .readers import READERS, Reader
+from .questions import Input, Question, Reader
+from .readers import READERS
 
 
 if TYPE_CHECKING:

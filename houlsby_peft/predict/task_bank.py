@@ -18,19 +18,12 @@ from ..errors import AdapterError, shortened
 from .adapter_list import read_adapters
 from .forward import attempt, run, run_batch, split
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
-from .questions import (
-    EXAMPLE,
-    Input,
-    Question,
-    Row,
-    as_names,
-    check_requests,
-    group_results,
-)
-from .readers import Reader
+from .questions import Input, Question, Reader, Row
 
 
 _LOG = logging.getLogger(__name__)
+# Stands for an example of the kind that a task reads.
+_EXAMPLE: Any = object()
 # Tasks that `warm_up` predicts in one batch.
 _WARM_UP_TASKS = 32
 
@@ -170,10 +163,10 @@ class TaskBank:
         """
         several = list(requests)
         limits = list(top_k) if isinstance(top_k, Sequence) else [top_k] * len(several)
-        check_requests(several, limits)
+        _check_requests(several, limits)
         questions = []
         for (tasks, text), limit in zip(several, limits, strict=True):
-            questions += [Question(text, name, limit) for name in as_names(tasks)]
+            questions += [Question(text, name, limit) for name in _as_names(tasks)]
         self._answer(questions, batch_size, return_errors)
         return group_results(several, [question.result for question in questions])
 
@@ -193,7 +186,7 @@ class TaskBank:
         Raises:
             AdapterError, HubError, ValueError: As for `predict`.
         """
-        names = self.tasks if tasks is None else as_names(tasks)
+        names = self.tasks if tasks is None else _as_names(tasks)
         [results] = self.predict([(names, text)], batch_size)
         return results  # type: ignore[no-any-return]
 
@@ -308,8 +301,8 @@ class TaskBank:
         Raises:
             AdapterError, HubError: As for `predict`.
         """
-        names = self.tasks if tasks is None else as_names(tasks)
-        self._answer([Question(EXAMPLE, name) for name in names], _WARM_UP_TASKS)
+        names = self.tasks if tasks is None else _as_names(tasks)
+        self._answer([Question(_EXAMPLE, name) for name in names], _WARM_UP_TASKS)
 
     def _find(self, name: str) -> BankTask:
         tasks = self._tasks
@@ -450,7 +443,7 @@ def _read(question: Question, task: BankTask, reader: Reader | Exception) -> Non
     """Let the reader of its task read a question."""
     if isinstance(reader, Exception):
         raise reader
-    if question.text is EXAMPLE:
+    if question.text is _EXAMPLE:
         question.text = reader.example
     if not question.all_classes:
         question.threshold = task.source.threshold
@@ -463,3 +456,37 @@ def _raise_first(questions: Iterable[Question]) -> None:
     for question in questions:
         if isinstance(question.result, Exception):
             raise question.result
+
+
+def _check_requests(requests: Sequence[object], limits: Sequence[object]) -> None:
+    """Refuse requests that are not pairs, which would be read as others or fail without a word."""
+    for request in requests:
+        if not isinstance(request, (tuple, list)) or len(request) != 2:
+            raise ValueError(
+                "Each request must be a pair of a task, or a list of tasks, and an input; got "
+                f"{shortened(repr(request))}. For one text: bank.ask(text)."
+            )
+    if len(limits) != len(requests):
+        raise ValueError(
+            f"top_k must be one number, or one for each of the {len(requests)} requests; got "
+            f"{len(limits)}."
+        )
+
+
+def _as_names(tasks: str | Iterable[str]) -> list[str]:
+    """Return the names of tasks, or of one."""
+    return [tasks] if isinstance(tasks, str) else list(tasks)
+
+
+def group_results(
+    requests: Iterable[tuple[str | Sequence[str], Input]], results: Iterable[Any]
+) -> list[Any]:
+    """Return one result per request: for a list of tasks, a dict with the result of each."""
+    remaining = iter(results)
+    answers: list[Any] = []
+    for tasks, _ in requests:
+        if isinstance(tasks, str):
+            answers.append(next(remaining))
+        else:
+            answers.append({task: next(remaining) for task in tasks})
+    return answers

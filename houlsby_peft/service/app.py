@@ -21,7 +21,8 @@ from pydantic import Discriminator, Tag
 from houlsby_peft_serve import ServiceOptions
 
 from ..predict.held_adapters import TaskSource
-from ..predict.questions import Question, group_results
+from ..predict.questions import Question
+from ..predict.task_bank import group_results
 from . import openai_routes, tei_routes
 from .bodies import Items, OfService, Predictions, Source
 from .engine import Engine, Status
@@ -92,8 +93,7 @@ async def predict(
     requests: list[tuple[Any, Any]] = []
     rows: list[int] = []
     for number, item in enumerate(body.inputs):
-        names = item.names(all_tasks)
-        text = item.input
+        names, text = item.names(all_tasks), item.input
         questions += [Question(text, name, item.top_k) for name in names]
         requests.append((names if item.tasks else "", text))
         rows += [number] * len(names)

@@ -86,12 +86,11 @@ class BankEngine:
     def __init__(self, options: ServiceOptions) -> None:
         torch.set_num_threads(options.cores)
         self._options = options
-        device = "cuda" if options.gpus else None
         self._bank = TaskBank(
             {},
             base_model=options.base_model,
             max_bytes=options.max_bytes,
-            device=device,
+            device="cuda" if options.gpus else None,
             compile=options.compile,
         )
         self._schedule = Schedule(self._bank, options.batch_size)
@@ -135,10 +134,9 @@ class BankEngine:
 
     def _status(self) -> Status:
         bank = self._bank
-        failed = {task: hide_folders(reason) for task, reason in bank.failed.items()}
         return Status(
             tasks=bank.tasks,
-            failed=failed,
+            failed={task: hide_folders(reason) for task, reason in bank.failed.items()},
             list=self._state_of_list,
             in_memory=len(bank.held),
             adapter_bytes=bank.nbytes,

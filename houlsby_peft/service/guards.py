@@ -22,6 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import shortened
 from .refusals import answer_error
 from .service import REQUEST, RequestFacts, Service
 
@@ -176,17 +177,13 @@ class Guard:
             "method": scope["method"],
             "route": facts.route,
             "status": status,
-            "task": ",".join(list(facts.rows)[:_MOST_ADAPTERS]),
+            "task": shortened(",".join(list(facts.rows)[:_MOST_ADAPTERS])),  # a client's text
             "rows": sum(facts.rows.values()),
             "seconds": round(seconds, 4),
             "request_id": facts.id,
         }
-        ACCESS_LOG.info(
-            "%(method)s %(route)s %(status)s task=%(task)s rows=%(rows)s seconds=%(seconds)s "
-            "id=%(request_id)s",
-            fields,
-            extra={"fields": fields},
-        )
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        ACCESS_LOG.info(text, extra={"fields": fields})
 
     def _check_host(self, scope: Scope) -> None:
         """Refuse a name of another host, by which a page in a browser may have found this one."""

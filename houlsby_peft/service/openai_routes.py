@@ -108,14 +108,8 @@ async def classify(body: Classify, service: OfService, task: str | None = None) 
         scores = [0.0] * len(classes)
         for entry in classes:
             scores[question.facts.labels.index(entry["label"])] = entry["score"]
-        data.append(
-            {
-                "index": number,
-                "label": classes[0]["label"],
-                "probs": scores,
-                "num_classes": len(scores),
-            }
-        )
+        best = {"index": number, "label": classes[0]["label"]}
+        data.append({**best, "probs": scores, "num_classes": len(scores)})
     identity = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
     return Json({**identity, "data": data, **_usage(questions)})
 

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ..errors import AdapterError, HubError, shortened
-from ..predict.readers import EmptyInputError
+from ..predict.questions import EmptyInputError
 from ..predict.task_bank import UnknownTaskError
 
 

@@ -77,8 +77,7 @@ def run(options: ServiceOptions) -> None:
         if is_local and not options.hosts:
             options = replace(options, hosts=("127.0.0.1", "localhost", "[::1]"))
         _allow_many_connections()
-        engine = start_engine(options)
-        server = Server(make_app(engine, options, tokens))
+        server = Server(make_app(_start_engine(options), options, tokens))
         _greet(options, count, listener.getsockname()[1])
         for number in (signal.SIGINT, signal.SIGTERM):
             # uvicorn sends itself the signal again at its end.
@@ -115,7 +114,7 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
 
 
-def start_engine(options: ServiceOptions) -> Engine:
+def _start_engine(options: ServiceOptions) -> Engine:
     """Return an engine that is ready, in this process or on a Ray of its own."""
     if not options.is_on_ray:
         return BankEngine(options)
@@ -153,21 +152,26 @@ class Connection(H11Protocol):
     h11 limits the bytes before a body, and refuses two Host headers.
     """
 
+    _timer: asyncio.TimerHandle
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
-        self._wait_for_request(_REQUEST_SECONDS)
+        self._timer = self.loop.call_later(_REQUEST_SECONDS, self._close_if_silent)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Wait no longer."""
+        super().connection_lost(error)
+        self._timer.cancel()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        self._wait_for_request(_IDLE)
+        self._timer.cancel()
+        self._timer = self.loop.call_later(_IDLE, self._close_if_silent)
 
-    def _wait_for_request(self, seconds: float) -> None:
-        self.loop.call_later(seconds, self._close_if_silent, self.cycle)
-
-    def _close_if_silent(self, last: object) -> None:
-        if self.cycle is last and not self.transport.is_closing():
+    def _close_if_silent(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
 

@@ -66,30 +66,24 @@ class Service:
         self.engine = engine
         self.is_ending = False
         self.started = int(time.time())
-        self._base_model = options.base_model or ""
+        self._base_model = ""
         self._status: Status | None = None
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._requests = Counter(
             "houlsby_requests",
-            "Requests but those of probes, by route and status of HTTP.",
+            "Requests, without probes.",
             ["route", "status"],
             registry=registry,
         )
         self._rows = Counter(
-            "houlsby_predictions", "Rows that were predicted, by task.", ["task"], registry=registry
+            "houlsby_predictions", "Rows that were predicted.", ["task"], registry=registry
         )
         self._errors = Counter(
-            "houlsby_task_errors",
-            "Requests that failed with a status of 500 or more, by task.",
-            ["task"],
-            registry=registry,
+            "houlsby_task_errors", "Requests that got 500 or more.", ["task"], registry=registry
         )
         self._seconds = Histogram(
-            "houlsby_request_seconds",
-            "Time to answer a request for predictions, by task.",
-            ["task"],
-            registry=registry,
+            "houlsby_request_seconds", "Time to predict a request.", ["task"], registry=registry
         )
         registry.register(self)
         self._named: set[str] = set()
@@ -160,7 +154,9 @@ class Service:
 
     def _name(self, task: str, status: int) -> str:
         """Return the name of a task in metrics; empty if it is unknown, or one of too many."""
-        if task not in self._named and (status == 404 or len(self._named) >= _MOST_TASKS):
+        # With another status, the name may be any text of a client.
+        is_new = task not in self._named
+        if is_new and (status not in (200, 500) or len(self._named) >= _MOST_TASKS):
             return ""
         self._named.add(task)
         return task

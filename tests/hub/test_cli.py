@@ -120,11 +120,11 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
         texts
     )
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(texts) + "\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([*texts, "", texts[0]]) + "\n"))
     main([*command, "-"])
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(
-        texts
-    )
+    expected = predictor.predict([*texts, texts[0]])
+    expected.insert(len(texts), None)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
 
     monkeypatch.setattr(
         sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{texts[2]}\t{texts[3]}\n")
@@ -135,7 +135,7 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
         pairs
     )
 
-    for wrong in (texts[2], "", f"{texts[2]}\t{texts[3]}\t"):
+    for wrong in (texts[2], f"{texts[2]}\t{texts[3]}\t"):
         monkeypatch.setattr(
             sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{wrong}\n{texts[0]}\n")
         )

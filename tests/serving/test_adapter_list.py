@@ -191,3 +191,13 @@ def test_lists_of_adapters(live, tmp_path):
     assert read_adapters(path) == {"1": TaskSource("user/x")}
     with pytest.raises(FileNotFoundError, match="nothing"):
         read_adapters(live / "nothing")
+
+
+def test_a_list_that_would_fill_the_memory_is_refused(tmp_path):
+    lines = ["a0: &a0 {x: y}"]
+    for number in range(1, 30):
+        lines.append(f"a{number}: &a{number} {{<<: [*a{number - 1}, *a{number - 1}]}}")
+    path = tmp_path / "tasks.yaml"
+    path.write_text("\n".join(lines))
+    with pytest.raises(AdapterError, match="aliases"):
+        read_adapters(path)

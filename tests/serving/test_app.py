@@ -90,7 +90,8 @@ def test_head_is_answered_wherever_get_is(service):
         length = service.headers.get("content-length")
         status, nothing = service.ask(path, method="HEAD")
         assert (status, nothing) == (expected, ""), path
-        assert service.headers.get("content-length") == length, path
+        if path != "/metrics":  # which change
+            assert service.headers.get("content-length") == length, path
 
 
 def test_a_request_has_an_id_and_an_answer_the_fingerprint_of_its_adapter(service, folder):

@@ -24,8 +24,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
-from houlsby_peft.predict.questions import Question
-from houlsby_peft.predict.readers import cut_arguments
+from houlsby_peft.predict.questions import Question, cut_arguments
 from hub_models import WORDS, make_adapter
 from tiny_models import perturb
 

@@ -77,6 +77,7 @@ def check_one_process(service, adapters, folder):
     assert psutil.Process(service.process.pid).children(recursive=True) == []
     row = {"inputs": [{"task": "first", "text": "a"}]}
     assert service.post("/predict", row, x_request_id="abc")[0] == 200
+    assert service.predict({"task": "lost\n{", "text": "a"})[0] == 404
     (adapters / "second").rename(adapters / "new")
     (adapters / "third" / "adapter_model.safetensors").write_bytes(b"no tensors")
     end = time.time() + 30
@@ -142,7 +143,9 @@ def test_options_come_from_the_command_line_and_the_environment(folder, monkeypa
     }.items():
         monkeypatch.setenv(f"HOULSBY_{name}", value)
     add_flags(parser)
-    options = read_options(parser.parse_args(["--batch-size", "9", "--watch", "0"]))
+    words = ["--batch-size", "9", "--watch", "0"]
+    assert read_options(parser.parse_args([*words, "/"])).adapters == "/"
+    options = read_options(parser.parse_args(words))
     assert options == ServiceOptions(
         str(folder), batch_size=9, hosts=("a.example", "b.example"), access_log=True, watch=0.0
     )
@@ -152,8 +155,10 @@ def test_options_come_from_the_command_line_and_the_environment(folder, monkeypa
     options = read_options(parser.parse_args([str(folder), "--no-access-log"]))
     assert (options.adapters, options.access_log) == (str(folder), False)
     monkeypatch.setenv("HOULSBY_ACCESS_LOG", "perhaps")
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
     with pytest.raises(ValueError, match="HOULSBY_ACCESS_LOG"):
-        add_flags(argparse.ArgumentParser())
+        read_options(parser.parse_args([str(folder)]))
 
 
 def test_a_port_is_taken_from_the_moment_of_listening():
