@@ -130,8 +130,8 @@ def test_rows_of_different_adapters_equal_the_rows_one_by_one(row):
     for name in (FIRST, SECOND):
         model.set_adapter(name)
         alone[name] = output(model, row)
-    # Interleaved, in blocks, unevenly, of one only; each twice, as it is known the second time where
-    # the rows are.
+    # Interleaved, in blocks, unevenly, of one only; each twice, as the second time it is known
+    # where the rows are.
     for order in ("fsb" * 2, "ffssbb", "bfffsf", "bsffsf", "ffffff", "ssssss", "bbbbbb"):
         names = [{"f": FIRST, "s": SECOND, "b": "__base__"}[letter] for letter in order]
         expected = torch.stack(
