@@ -19,6 +19,16 @@ from run.edge import RecipeError, log
 from run.training_arguments import RecipeTrainingArguments
 
 
+class Patience(EarlyStoppingCallback):
+    """Ends the training after some evaluations in a row without a better one.
+
+    ResumableTrainer counts them, by the rule that chooses the weights to keep.
+    """
+
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Leave the comparison to the trainer, whose rule is not the one of transformers."""
+
+
 class ResumableTrainer(Trainer):
     """A Trainer with these changes.
 
@@ -26,7 +36,7 @@ class ResumableTrainer(Trainer):
     - A complete checkpoint can be told from an incomplete one, and resuming gives the same weights
       as no interruption.
     - It is known which step's weights the model ends with. Of equal scores, the one with the lower
-      loss is better.
+      loss is better. The same rule ends the training early.
     """
 
     args: RecipeTrainingArguments
@@ -58,15 +68,22 @@ class ResumableTrainer(Trainer):
         if self.state.best_global_step:
             self._find_best_checkpoint()
         is_over = self.state.global_step >= max_steps
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):
-                # The command's patience, not the checkpoint's.
-                patience = self.args.early_stopping_patience or 0
-                callback.early_stopping_patience = patience
-                is_over |= callback.early_stopping_patience_counter >= patience
+        patience = self._patience
+        if patience is not None:
+            # The command's, not the checkpoint's.
+            patience.early_stopping_patience = self.args.early_stopping_patience
+            is_over |= patience.early_stopping_patience_counter >= patience.early_stopping_patience
         if is_over:
             return epochs, 0
         return trained
+
+    @property
+    def _patience(self) -> Patience | None:
+        """What ends the training early; None without it."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, Patience):
+                return callback
+        return None
 
     def _find_best_checkpoint(self) -> None:
         """Find the checkpoint of the best epoch so far, or forget its score if it is gone."""
@@ -106,17 +123,20 @@ class ResumableTrainer(Trainer):
         super()._load_best_model()
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Return whether an evaluation is the best so far; of equal scores, the one with the lower
-        loss is better.
+        """Return whether an evaluation is the best so far, of equal scores by the loss; end the
+        training after too many that are not.
         """
         best = self.state.best_metric
         is_best = super()._determine_best_metric(metrics, trial)
         name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
-        if is_best or metrics[name] != best:
-            return is_best
-        is_best = self._has_lower_loss(metrics)
-        if is_best:
+        if not is_best and metrics[name] == best and self._has_lower_loss(metrics):
             self.state.best_global_step = self.state.global_step
+            is_best = True
+        patience = self._patience
+        if patience is not None:
+            count = 0 if is_best else patience.early_stopping_patience_counter + 1
+            patience.early_stopping_patience_counter = count
+            self.control.should_training_stop |= count >= patience.early_stopping_patience
         return is_best
 
     def _has_lower_loss(self, metrics: dict[str, float]) -> bool:
