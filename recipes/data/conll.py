@@ -12,7 +12,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from data.tag_dialects import is_entity_tag, kinds_of
+from data.tag_dialects import inside_of, is_entity_tag, kinds_of
 from houlsby_peft.tables import read_text
 from run.edge import RecipeError, log
 from run.run import WHERE
@@ -55,8 +55,13 @@ def read_conll(
     rows = []
     for sentence in sentences:
         words = [fields for fields in sentence.words if not columns.is_left_out(fields)]
-        tokens = [fields[columns.word] for fields in words]
-        tags = [fields[columns.tag] for fields in words]
+        tokens, tags = [], []
+        for fields in words:
+            # A word with blanks, as "New York", is several, of which predictions are made.
+            for number, word in enumerate(fields[columns.word].split()):
+                tag = fields[columns.tag]
+                tokens.append(word)
+                tags.append(inside_of(tag) if number else tag)
         rows.append({"tokens": tokens, "tags": tags, WHERE: f"line {sentence.line}"})
     return Dataset.from_list(rows)
 
@@ -84,7 +89,7 @@ def _read_sentences(
     # A line may hold the other characters that Python takes for the end of a line.
     for number, line in enumerate(text.split("\n"), start=1):
         fields = [field.strip() for field in line.strip("\r\n").split(separator)]
-        is_end = not line.strip() or fields[0] == "-DOCSTART-"
+        is_end = not line.strip() or fields[0].startswith("-DOCSTART-")
         if is_end or (sentence is None and _is_comment(line, len(fields), width)):
             if sentence is not None:
                 yield sentence

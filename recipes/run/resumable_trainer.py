@@ -19,6 +19,9 @@ from run.edge import RecipeError, log
 from run.training_arguments import RecipeTrainingArguments
 
 
+CLEAR_GAIN = 0.01  # in the loss
+
+
 class Patience(EarlyStoppingCallback):
     """Ends the training after some evaluations in a row without a better one.
 
@@ -115,7 +118,8 @@ class ResumableTrainer(Trainer):
         # one.
         if self.args.should_save:
             if not self.args.save_only_model:
-                seal(checkpoint)
+                with saving(checkpoint):
+                    seal(checkpoint)
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
 
     def _load_best_model(self) -> None:
@@ -125,30 +129,36 @@ class ResumableTrainer(Trainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Return whether an evaluation is the best so far, of equal scores by the loss; end the
         training after too many that are not.
+
+        A loss that falls by less than CLEAR_GAIN does not keep it going: where all answers are
+        right, it falls for ever.
         """
         best = self.state.best_metric
         is_best = super()._determine_best_metric(metrics, trial)
         name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
-        if not is_best and metrics[name] == best and self._has_lower_loss(metrics):
-            self.state.best_global_step = self.state.global_step
-            is_best = True
+        is_clear = is_best
+        if not is_best and metrics[name] == best:
+            gain = self._gain_in_loss(metrics)
+            is_best, is_clear = gain > 0, gain > CLEAR_GAIN
+            if is_best:
+                self.state.best_global_step = self.state.global_step
         patience = self._patience
         if patience is not None:
-            count = 0 if is_best else patience.early_stopping_patience_counter + 1
+            count = 0 if is_clear else patience.early_stopping_patience_counter + 1
             patience.early_stopping_patience_counter = count
             self.control.should_training_stop |= count >= patience.early_stopping_patience
         return is_best
 
-    def _has_lower_loss(self, metrics: dict[str, float]) -> bool:
-        """Return whether the loss of an evaluation is below the one of the best so far; SQuAD has
-        none.
+    def _gain_in_loss(self, metrics: dict[str, float]) -> float:
+        """Return by how much the loss of an evaluation is below the one of the best so far; SQuAD
+        has none.
         """
         for entry in self.state.log_history:
             if entry["step"] == self.state.best_global_step:
                 for name in metrics:
                     if name.endswith("loss") and name in entry:
-                        return metrics[name] < entry[name]
-        return False
+                        return entry[name] - metrics[name]
+        return 0.0
 
 
 @contextmanager

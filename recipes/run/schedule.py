@@ -67,8 +67,8 @@ def _stop_in_time(training: RecipeTrainingArguments, epochs: int, steps_per_epoc
     evaluations = epochs
     if training.eval_strategy == IntervalStrategy.STEPS:
         interval = training.eval_steps or training.logging_steps
-        evaluations = math.ceil(epochs * steps_per_epoch / interval)
-    training.early_stopping_patience = max(1, math.ceil(PATIENCE * evaluations))
+        evaluations = int(epochs * steps_per_epoch / interval)
+    training.early_stopping_patience = max(1, int(PATIENCE * evaluations))
 
 
 def _steps_per_epoch(training: RecipeTrainingArguments, rows: int) -> int:

@@ -332,6 +332,11 @@ class RecipeTrainer(ResumableTrainer):
         outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
         return Described(name, data, self._describe(outputs, labels))
 
+    @property
+    def predicted(self) -> dict[str, PredictionOutput]:
+        """What the kept weights predict for the test split, if it was predicted."""
+        return {"test": self._of_test[1]} if self._of_test is not None else {}
+
     def predict_validation(self) -> tuple[str, Dataset[Any], PredictionOutput]:
         """Return the validation split's name, its rows, and what the kept weights predict for it.
 
