@@ -331,7 +331,9 @@ def _add_prediction(add: _Add, has_file: bool) -> None:
     )
     predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
     predict.add_argument(
+        "--text-columns",
         "--text-column",
+        dest="text_column",
         nargs="+",
         help="column of --file with the texts, or two: pairs, or questions and contexts; default: "
         "as in the training, or by name",

@@ -153,7 +153,7 @@ def _find_columns(
     recorded = trained_on[0] if trained_on else None
     columns = find_text_columns(table.columns, options.text_column, count, recorded)
     for columns_of_training in trained_on:
-        check_number_of_texts(columns, columns_of_training, "--text-column", "This adapter")
+        check_number_of_texts(columns, columns_of_training, "--text_columns", "This adapter")
     table.check_texts(columns)
     return columns
 

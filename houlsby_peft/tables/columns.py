@@ -91,7 +91,7 @@ def find_text_columns(
         rule = "A pair needs two columns of usual names, such as question and context"
     raise AdapterError(
         f"{rule}; the file has {', '.join(columns)}. Name it: "
-        "--text-column. If the first row is no header: --no-header."
+        "--text_columns. If the first row is no header: --no_header."
     )
 
 

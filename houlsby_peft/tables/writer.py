@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import AdapterError, printable
 from .content import suffix_of
-from .reader import Row, Table
+from .table import Row, Table
 
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
@@ -58,8 +58,8 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
     else:
         cells = [[_cell(row.get(name)) for name in columns] for row in rows]
         if format_ != ".xlsx":
-            end = len(like.columns)
-            cells = [[*line[:end], *map(defused, line[end:])] for line in cells]
+            width = len(like.columns)
+            cells = [[*line[:width], *map(defused, line[width:])] for line in cells]
         frame = pd.DataFrame(cells, columns=columns, dtype=object)
         if format_ == ".xlsx":
             with pd.ExcelWriter(part, engine="openpyxl") as book:

@@ -79,10 +79,8 @@ def find_text_columns(
         # As `houlsby-peft predict` does.
         text_columns = tuple(find_usual_columns(columns_of(data), named, recorded=recorded))
     except AdapterError:
-        usual = {name.lower() for name in label_columns or LABEL_COLUMNS}
-        others = [name for name in columns_of(data) if name.strip().lower() not in usual]
-        if longest is None and len(others) == 1 < len(columns_of(data)) and not named:
-            longest = others[0]
+        if longest is None and not named:
+            longest = _find_other(data, label_columns or LABEL_COLUMNS)
         if longest is None:
             raise
         log(f"no column has a usual name for text; {longest!r} has the longest")
@@ -91,6 +89,21 @@ def find_text_columns(
         text_columns = (longest,)
     check_number_of_texts(text_columns, recorded, "--text_columns", "This adapter")
     return text_columns
+
+
+def _find_other(data: Dataset, label_columns: Sequence[str]) -> str | None:
+    """Return the one column beside that of the labels, which has a usual name or, of two columns,
+    fewer values; None if there are more.
+    """
+    usual = {name.lower() for name in label_columns}
+    columns = columns_of(data)
+    others = [name for name in columns if name.strip().lower() not in usual]
+    if len(others) == 1 < len(columns):
+        return others[0]
+    counts = {name: len(set(map(str, data[name]))) for name in columns}
+    if len(columns) == 2 and 2 * min(counts.values()) <= max(counts.values()):
+        return max(counts, key=counts.__getitem__)
+    return None
 
 
 def _find_longest(data: Dataset) -> str | None:

@@ -30,7 +30,13 @@ def read_export(rows: Sequence[Row]) -> tuple[str, list[Row]] | None:
     for tool, (is_its_row, read_row) in _TOOLS.items():
         others = [row[WHERE] for row in rows if not is_its_row(row)]
         if not others:
-            return tool, _read_rows(tool, rows, read_row)
+            examples = _read_rows(tool, rows, read_row)
+            disputed = 0
+            if is_its_row is _is_label_studio:
+                disputed = sum(len(_count_answers(row)) > 1 for row in rows)
+            if disputed:
+                log(f"note: the annotations of {disputed:,} texts differ; the most frequent counts")
+            return tool, examples
         if len(others) < len(rows):
             raise RecipeError(
                 f"{len(others):,} rows are not like the others, which {tool} has exported, such as "
@@ -66,20 +72,21 @@ def _is_label_studio(row: Row) -> bool:
 
 
 def _read_label_studio(row: Row) -> list[Row]:
-    """Return the text of a task with what most of its annotations say that were not cancelled."""
+    """Return the text of a task with what most of its annotations say."""
     example = {name: value for name, value in row["data"].items() if isinstance(value, str)}
-    answers = []
+    counts = _count_answers(row)
+    if not counts:
+        return [example | {"label": None}]
+    return [example | json.loads(counts.most_common(1)[0][0])]
+
+
+def _count_answers(row: Row) -> Counter[str]:
+    """Return what the annotations of a task say that were not cancelled, as JSON, and how often."""
+    answers: Counter[str] = Counter()
     for annotation in row["annotations"]:
         if not annotation.get("was_cancelled"):
-            answers.append(_read_results(annotation["result"]))
-    if not answers:
-        return [example | {"label": None}]
-    counts = Counter(json.dumps(answer, sort_keys=True) for answer in answers)
-    if len(counts) > 1:
-        log(
-            f"note: the {len(answers)} annotations of {row[WHERE]} differ; the most frequent counts"
-        )
-    return [example | json.loads(counts.most_common(1)[0][0])]
+            answers[json.dumps(_read_results(annotation["result"]), sort_keys=True)] += 1
+    return answers
 
 
 def _read_results(results: Sequence[Mapping[str, Any]]) -> Row:

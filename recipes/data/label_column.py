@@ -50,6 +50,8 @@ def find_label_columns(
             raise _no_label_column(train, repr(named[matches.index(None)]), columns)
         return tuple(filter(None, matches))
     candidates = [name for name in columns if name not in (*text_columns, *_OF_CHECKS)]
+    if {"tokens", "tags"} <= {*columns} and "text" not in columns:
+        raise RecipeError("The rows are tagged words: give --recipe token_classification.")
     matches = [match_column(candidates, name) for name in LABEL_COLUMNS]
     usual = list(dict.fromkeys(filter(None, matches)))
     if not usual and "spans" in columns:
@@ -259,7 +261,12 @@ def _refuse_other_forms(
     """Refuse what would become classes that nobody means: probabilities, votes, percentages."""
     form = remedy = None
     for value, items in zip(values, lists, strict=True):
-        if isinstance(value, dict) or any(isinstance(item, (dict, list)) for item in items or ()):
+        is_object = isinstance(value, str) and items is None and value.strip()[:1] == "{"
+        if (
+            is_object
+            or isinstance(value, dict)
+            or any(isinstance(item, (dict, list)) for item in items or ())
+        ):
             form, remedy = "objects", f"Take the labels out of them: df[{column!r}].str['label']"
         elif items and all(isinstance(item, float) and 0 <= item <= 1 for item in items):
             if {*items} - {0.0, 1.0}:

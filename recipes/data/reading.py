@@ -137,7 +137,9 @@ def find_splits(folder: Path) -> Files:
     files = {split: files[split] for split in ("train", "validation", "test") if split in files}
     if "train" not in files:
         used = {*chain.from_iterable(files.values())}
-        others = [path for path in _resolve("*", folder) if path not in used]
+        unnamed = [path for path in _resolve("*", folder) if path not in used]
+        # Beside tables, a text is a note on them.
+        others = [path for path in unnamed if suffix_of(path) != ".txt"] or unnamed
         if others or not files:
             files = {"train": others or _resolve("*/*.txt", folder), **files}
     for split, paths in files.items():
@@ -227,13 +229,16 @@ def _name_splits(data: Any, name: str) -> dict[str, Dataset]:
 
 
 def _divide_by_column(data: Dataset, name: str) -> dict[str, Dataset]:
-    """Return the splits that a column `split` names; without one, all rows are to train on."""
-    column = match_column(data.column_names, "split")
+    """Return the splits that a column names, which is called `split` or has no other values.
+
+    Without one, all rows are to train on.
+    """
+    column = match_column(data.column_names, "split") or _find_split_column(data)
     values = [str(value) for value in data[column]] if column else []
     rows: dict[str | None, list[int]] = {}
     for row, value in enumerate(values):
         rows.setdefault(split_of(value), []).append(row)
-    if column is None or "train" not in rows:
+    if column is None or "train" not in rows or len(rows) == 1:
         return {"train": data}
     if None in rows:
         raise RecipeError(
@@ -245,6 +250,17 @@ def _divide_by_column(data: Dataset, name: str) -> dict[str, Dataset]:
     data = data.remove_columns(column)
     order = ("train", "validation", "test")
     return {split: data.select(rows[split]) for split in order if split in rows}
+
+
+def _find_split_column(data: Dataset) -> str | None:
+    """Return the column in which every value is the name of a split, whatever its own name is."""
+    names = {*chain.from_iterable(SPLIT_KEYWORDS.values())}
+    for column in data.column_names:
+        if column != WHERE and "string" in str(getattr(data.features[column], "dtype", None)):
+            values = {str(value).lower() for value in data.unique(column)}
+            if len(values) > 1 and "train" in values and values <= names:
+                return column
+    return None
 
 
 def read_files(paths: Sequence[Path], options: ReadOptions = _DETECTED) -> Dataset:
