@@ -131,9 +131,9 @@ def find_splits(folder: Path) -> Files:
     files: Files = {}
     for split, patterns_of_split in patterns.items():
         if patterns_of_split != ["**"]:
-            paths = {path for pattern in patterns_of_split for path in _resolve(pattern, folder)}
-            if paths:
-                files[str(split)] = sorted(paths)
+            found = {path for pattern in patterns_of_split for path in _resolve(pattern, folder)}
+            if found:
+                files[str(split)] = sorted(found)
     files = {split: files[split] for split in ("train", "validation", "test") if split in files}
     if "train" not in files:
         used = {*chain.from_iterable(files.values())}
@@ -259,7 +259,7 @@ def _find_split_column(data: Dataset) -> str | None:
         if column != WHERE and "string" in str(getattr(data.features[column], "dtype", None)):
             values = {str(value).lower() for value in data.unique(column)}
             if len(values) > 1 and "train" in values and values <= names:
-                return column
+                return str(column)
     return None
 
 

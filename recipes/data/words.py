@@ -110,7 +110,7 @@ def _read_lists(
                 f"{locate(data, row)} has {str(words_of_row)[:100]} and {str(tags_of_row)[:100]}. "
                 "Correct it, or leave the row out."
             )
-    named = [_name_tags(tags_of_row, tag_names) for tags_of_row in tags]
+    named = [_name_tags(tags_of_row or (), tag_names) for tags_of_row in tags]
     return _make_data(data, list(words), as_iob2(named, name))
 
 

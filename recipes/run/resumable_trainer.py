@@ -74,7 +74,7 @@ class ResumableTrainer(Trainer):
         patience = self._patience
         if patience is not None:
             # The command's, not the checkpoint's.
-            patience.early_stopping_patience = self.args.early_stopping_patience
+            patience.early_stopping_patience = self.args.early_stopping_patience or 0
             is_over |= patience.early_stopping_patience_counter >= patience.early_stopping_patience
         if is_over:
             return epochs, 0

@@ -215,7 +215,7 @@ class ClassificationTask(LabeledTask):
             "method": "logistic regression on the frozen encoder",
             "scores": scores,
             "intervals": find_intervals(
-                lambda *arrays: classification_scores(*arrays, str(self.problem_type)),
+                partial(classification_scores, problem_type=str(self.problem_type)),
                 outputs,
                 targets["validation"],
             ),

@@ -187,7 +187,7 @@ class Task(ABC):
         """Return the one answer that the kept weights give for all examples; None if there are
         several.
         """
-        return predictions and predictions.scores.constant
+        return None if predictions is None else cast(str | None, predictions.scores.constant)
 
     def examine(self, trainer: RecipeTrainer, command: Command) -> dict[str, Any]:
         """Return what results.json says beyond the scores, such as those of a baseline."""

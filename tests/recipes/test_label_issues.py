@@ -8,12 +8,18 @@ from importlib.util import find_spec
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from transformers import AutoModel, AutoTokenizer
 
 import text_classification
 import token_classification
 from demo import minimal_pairs
 from recipe_runs import results_of, run, write
 from run.edge import RecipeError
+from run.training_arguments import RecipeTrainingArguments
+from tasks.classification import ClassificationArguments, load_task
 from tasks.label_issues import find_issues
 
 
@@ -203,8 +209,29 @@ def test_a_run_may_begin_with_the_check(encoder, tmp_path, capsys):
     is_doubtful = copy["suggestion"].notna()
     assert (copy["suggestion"] != copy["label"])[is_doubtful].all()
     assert f"{is_doubtful.sum()} of 90 labels are contradicted by" in printed
+    check_baseline(encoder, data, results_of(tmp_path / "run")["baseline"]["scores"])
     run(text_classification, "--data", data, *flags)
     assert "nothing is trained" in capsys.readouterr().out, "the check does not change the run"
+
+
+def check_baseline(encoder, data, scores) -> None:
+    """The accuracy is that of a logistic regression on the mean of the encoder's last states."""
+    model, tokenizer = AutoModel.from_pretrained(encoder), AutoTokenizer.from_pretrained(encoder)
+    task = load_task(ClassificationArguments(data=str(data)), RecipeTrainingArguments(use_cpu=True))
+    states = {}
+    for name, split in task.splits.items():
+        batch = tokenizer(list(split["text"]), padding=True, return_tensors="pt")
+        with torch.no_grad():
+            last = model(**batch).last_hidden_state
+        mask = batch["attention_mask"][:, :, None]
+        states[name] = ((last * mask).sum(1) / mask.sum(1)).numpy()
+    scale = StandardScaler().fit(states["train"])
+    regression = LogisticRegression(C=0.01).fit(
+        scale.transform(states["train"]), task.splits["train"]["label"]
+    )
+    predicted = regression.predict(scale.transform(states["validation"]))
+    right = (predicted == np.array(task.splits["validation"]["label"])).mean()
+    assert scores["accuracy"] == pytest.approx(right)
 
 
 def test_scores_cannot_be_checked(encoder, tmp_path):
