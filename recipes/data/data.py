@@ -101,7 +101,8 @@ def _find_other(data: Dataset, label_columns: Sequence[str]) -> str | None:
     if len(others) == 1 < len(columns):
         return others[0]
     counts = {name: len(set(map(str, data[name]))) for name in columns}
-    if len(columns) == 2 and 2 * min(counts.values()) <= max(counts.values()):
+    most, fewest = max(counts.values()), min(counts.values())
+    if len(columns) == 2 and most > len(data) / 2 >= fewest:
         return max(counts, key=counts.__getitem__)
     return None
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -41,43 +42,15 @@ def _zero_if_constant(score: Score) -> Score:
     return checked
 
 
-def _f1(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-    return float(f1_score(references, predictions, zero_division=0.0))
-
-
-def _pearson(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-    return float(pearsonr(references, predictions)[0])
-
-
-def _spearman(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-    return float(spearmanr(references, predictions)[0])
-
-
-def _r2(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-    return float(r2_score(references, predictions)) if len(references) > 1 else 0.0
-
-
-def _mean_absolute_error(
-    references: NDArray[np.float64], predictions: NDArray[np.float64]
-) -> float:
-    return float(np.abs(references - predictions).mean())
-
-
-def _root_mean_squared_error(
-    references: NDArray[np.float64], predictions: NDArray[np.float64]
-) -> float:
-    return float(np.sqrt(np.square(references - predictions).mean()))
-
-
 SCORES: dict[str, Score] = {
     "accuracy": accuracy_score,
-    "f1": _f1,
+    "f1": partial(f1_score, zero_division=0.0),
     "matthews_correlation": _zero_if_constant(matthews_corrcoef),
-    "pearson": _zero_if_constant(_pearson),
-    "r2": _r2,
-    "spearmanr": _zero_if_constant(_spearman),
-    "mean_absolute_error": _mean_absolute_error,
-    "root_mean_squared_error": _root_mean_squared_error,
+    "pearson": _zero_if_constant(lambda *values: float(pearsonr(*values)[0])),
+    "r2": lambda *values: float(r2_score(*values)) if len(values[0]) > 1 else 0.0,
+    "spearmanr": _zero_if_constant(lambda *values: float(spearmanr(*values)[0])),
+    "mean_absolute_error": lambda a, b: float(np.abs(a - b).mean()),
+    "root_mean_squared_error": lambda a, b: float(np.sqrt(np.square(a - b).mean())),
 }
 
 

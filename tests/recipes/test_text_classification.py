@@ -229,7 +229,7 @@ def tickets(encoder, tmp_path_factory):
             encoder,
             "--use_cpu",
             "--max_steps",
-            40,
+            60,
             "--learning_rate",
             1e-2,
         )
