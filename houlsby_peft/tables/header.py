@@ -42,12 +42,13 @@ def name_columns(table: Table, cells: Cells, has_header: bool | None) -> None:
         if len(numbered) > 1 and any(cell.startswith('{"ImportId"') for cell in numbered[1][1]):
             table.notes.append("the rows below the header with questions and ids are left out")
             numbered = numbered[2:]
+    table.columns = columns
+    if columns.count("") > 1:  # the empty columns that a spreadsheet adds
+        table.columns = list(filter(None, columns))
     for number, row in numbered:
+        by_name = dict(zip(columns, row, strict=True))
         table.numbers.append(number)
-        table.rows.append(dict(zip(columns, row, strict=True)))
-        if columns.count("") > 1:
-            del table.rows[-1][""]
-    table.columns = list(table.rows[0]) if table.rows else columns
+        table.rows.append({name: by_name[name] for name in table.columns})
 
 
 def _make_unique(table: Table, names: Sequence[str]) -> list[str]:

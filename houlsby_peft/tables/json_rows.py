@@ -33,29 +33,30 @@ def rows_of_json(text: str, are_lines: bool) -> list[Row]:
     list's name in the column `split`.
     """
     content = _read_values(text)
-    if len(content) == 1 and not are_lines:
+    if len(content) == 1 and (not are_lines or isinstance(content[0], list)):
         [content] = content
-    if isinstance(content, dict) and content:
-        names, values = list(content), list(content.values())
-        lists = [name for name in names if _are_objects(content[name])]
-        if len(lists) == 1 and "columns" not in names:
-            content = content[lists[0]]
-        elif len(lists) == len(names) and "columns" not in names:
-            content = [{**_object(row), "split": name} for name in names for row in content[name]]
-        elif {"columns", "data"} <= content.keys():
-            content = [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
-        elif all(isinstance(value, (list, dict)) for value in values):
-            columns = [
-                list(value.values()) if isinstance(value, dict) else value for value in values
-            ]
-            content = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-        else:
-            content = [content]
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], list):
-        [content] = content  # a list on a line
+    if isinstance(content, dict):
+        content = _rows_of_object(content)
     if not isinstance(content, list):
         raise ValueError("must hold a list of objects, such as [{...}, {...}]")
     return list(map(_object, content))
+
+
+def _rows_of_object(content: Row) -> list[Any]:
+    """Return the rows in the lists of an object; if it has other values, it is a row itself."""
+    lists = [name for name, value in content.items() if _are_objects(value)]
+    if "columns" in content and "data" in content:
+        return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
+    if len(lists) == 1:
+        return list(content[lists[0]])
+    if lists == list(content):
+        return [{**_object(row), "split": name} for name in lists for row in content[name]]
+    columns = []
+    for value in content.values():
+        if not isinstance(value, (list, dict)):
+            return [content]
+        columns.append(list(value.values()) if isinstance(value, dict) else value)
+    return [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _are_objects(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Sequence
@@ -39,8 +40,6 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
     kept, and the byte order mark by which Excel recognizes UTF-8. Lists and objects become JSON
     text in the formats that have none. In a spreadsheet, no text is a formula.
     """
-    import pandas as pd
-
     format_ = check_written(path)
     part = path.with_name(f"{path.name}.part")
     new = [name for name in added if name not in like.columns]
@@ -56,31 +55,49 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
         arrays = {name: pa.array([row.get(name) for row in rows]) for name in columns}
         write_parquet(pa.table(arrays), part)
     else:
-        cells = [[_cell(row.get(name)) for name in columns] for row in rows]
-        if format_ != ".xlsx":
+        cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
+        if format_ == ".xlsx":
+            _write_sheet(part, columns, cells)
+        else:
             width = len(like.columns)
             cells = [[*line[:width], *map(defused, line[width:])] for line in cells]
-        frame = pd.DataFrame(cells, columns=columns, dtype=object)
-        if format_ == ".xlsx":
-            with pd.ExcelWriter(part, engine="openpyxl") as book:
-                frame.map(_printable).to_excel(book, index=False)
-                for row in book.book.active.iter_rows():
-                    for cell in row:
-                        if cell.data_type == "f":
-                            cell.data_type = "s"  # a text that begins like a formula
-        else:
-            is_like = format_ == like.format == ".csv"
-            separator = like.separator if is_like else "\t" if format_ == ".tsv" else ","
-            encoding = like.encoding if is_like and like.encoding == "utf-8-sig" else "utf-8"
-            frame.to_csv(part, sep=separator, encoding=encoding, index=False, lineterminator="\n")
+            _write_separated(part, columns, cells, format_, like)
     part.replace(path)
 
 
-def _printable(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) else value
+def _write_sheet(path: Path, columns: Sequence[str], cells: Sequence[Sequence[Any]]) -> None:
+    from openpyxl import Workbook
+    from openpyxl.cell import WriteOnlyCell
+
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet()
+    for line in (columns, *cells):
+        row = []
+        for value in line:
+            is_text = isinstance(value, str)
+            cell = WriteOnlyCell(sheet, printable(value) if is_text else value)
+            if is_text:
+                cell.data_type = "s"  # also if it begins like a formula
+            row.append(cell)
+        sheet.append(row)
+    book.save(path)
 
 
-def _cell(value: Any) -> Any:
+def _write_separated(
+    path: Path, columns: Sequence[str], cells: Sequence[Sequence[Any]], format_: str, like: Table
+) -> None:
+    encoding, separator = "utf-8", "\t" if format_ == ".tsv" else ","
+    if format_ == like.format == ".csv":
+        separator = like.separator
+        if like.encoding == "utf-8-sig":
+            encoding = like.encoding
+    with path.open("w", encoding=encoding, newline="") as file:
+        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(cells)
+
+
+def _as_text(value: Any) -> Any:
     """Return lists and objects as JSON."""
     if isinstance(value, (bool, list, dict)):
         return json.dumps(value, ensure_ascii=False, default=str)

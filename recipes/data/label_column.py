@@ -251,6 +251,14 @@ def find_label_column(
     return LabelColumn(columns, separator, missing=_find_marks_for_missing(values))
 
 
+_REMEDIES = {
+    "objects": "Take the labels out of them: df[{column!r}].str['label']",
+    "probabilities": "Take the most probable: df[{column!r}].map(numpy.argmax)",
+    "votes": "Take the most frequent: df[{column!r}].map(statistics.mode)",
+    "percentages": "Write numbers: df[{column!r}].str.rstrip('%').astype(float)",
+}
+
+
 def _refuse_other_forms(
     train: Dataset,
     column: str,
@@ -258,41 +266,32 @@ def _refuse_other_forms(
     lists: Sequence[list[Any] | None],
     problem_type: str | None,
 ) -> None:
-    """Refuse what would become classes that nobody means: probabilities, votes, percentages."""
-    form = remedy = None
-    for value, items in zip(values, lists, strict=True):
-        is_object = isinstance(value, str) and items is None and value.strip()[:1] == "{"
-        if (
-            is_object
-            or isinstance(value, dict)
-            or any(isinstance(item, (dict, list)) for item in items or ())
-        ):
-            form, remedy = "objects", f"Take the labels out of them: df[{column!r}].str['label']"
-        elif items and all(isinstance(item, float) and 0 <= item <= 1 for item in items):
-            if {*items} - {0.0, 1.0}:
-                form, remedy = (
-                    "probabilities",
-                    f"Take the most probable: df[{column!r}].map(argmax)",
-                )
-        elif (
-            items
-            and len(set(map(str, items))) < len(items)
-            and not {*map(str, items)} <= {"0", "1"}
-        ):
-            form, remedy = "votes", f"Take the most frequent: df[{column!r}].map(statistics.mode)"
-        if form:
-            break
-    else:
-        texts = [value.strip() for value in values if isinstance(value, str)]
-        if problem_type is None and texts and all(map(_PERCENTAGE.fullmatch, texts)):
-            value, form = values[0], "percentages"
-            remedy = f"Write numbers: df[{column!r}].str.rstrip('%').astype(float)"
-    if form:
-        row = list(train[column]).index(value)
-        raise RecipeError(
-            f"{column!r} must hold classes or numbers, {locate(train, row)} has {form}: "
-            f"{str(value)[:50]}. {remedy}."
-        )
+    """Refuse what would become classes that nobody means."""
+    forms = [_find_other_form(value, items) for value, items in zip(values, lists, strict=True)]
+    are_percentages = all(_PERCENTAGE.fullmatch(str(value).strip()) for value in values)
+    if values and are_percentages and problem_type is None:
+        forms[0] = "percentages"
+    for value, form in zip(values, forms, strict=True):
+        if form is not None:
+            row = list(train[column]).index(value)
+            raise RecipeError(
+                f"{column!r} must hold classes or numbers, {locate(train, row)} has {form}: "
+                f"{str(value)[:50]}. {_REMEDIES[form].format(column=column)}."
+            )
+
+
+def _find_other_form(value: Any, items: list[Any] | None) -> str | None:
+    """Return what a cell holds in place of labels; None if it holds some."""
+    if items is None:
+        is_written = str(value).strip().startswith("{") and ":" in str(value)
+        return "objects" if is_written or isinstance(value, dict) else None
+    if any(isinstance(item, (dict, list)) for item in items):
+        return "objects"
+    are_flags = {*items} <= {0, 1, "0", "1"}
+    are_shares = all(isinstance(item, float) and 0 <= item <= 1 for item in items)
+    if are_shares and not are_flags:
+        return "probabilities"
+    return "votes" if len({*items}) < len(items) and not are_flags else None
 
 
 def read_list(value: Any) -> list[Any] | None:
