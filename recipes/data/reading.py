@@ -19,12 +19,7 @@ from datasets import (
     load_dataset,
     load_from_disk,
 )
-from datasets.data_files import (
-    SPLIT_KEYWORDS,
-    EmptyDatasetError,
-    get_data_patterns,
-    resolve_pattern,
-)
+from datasets.data_files import SPLIT_KEYWORDS
 from pyarrow.parquet import read_table as read_parquet
 from transformers import TrainingArguments
 
@@ -82,8 +77,8 @@ def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str
         for split, data in splits.items():
             names = [file.name for file in files.get(split, files.get("train", ()))]
             log(f"{split}: {len(data):,} rows of {_list(names or [arguments.data])}")
-        unused = {*_resolve("*", path)} - {*chain.from_iterable(files.values())}
-        if path.is_dir() and unused and not _is_saved(path):
+        unused = {*_readable(path, "*")} - {*chain.from_iterable(files.values())}
+        if unused and not _is_saved(path):
             names = sorted(file.name for file in unused)
             log(f"note: not used in {path}: {_list(names)}")
         return splits
@@ -120,41 +115,40 @@ def _is_saved(path: Path) -> bool:
 
 
 def find_splits(folder: Path) -> Files:
-    """Return the files of the splits in a folder, which `datasets` finds by their names.
+    """Return the files of the splits in a folder or its subfolder `data`, by their names.
 
-    What has no split's name is to train on, unless there is a file that has.
+    Without files, its folders have these names, or those of classes. What has no split's name is to
+    train on, unless a file has.
     """
-    try:
-        patterns = get_data_patterns(str(folder))
-    except EmptyDatasetError:
-        return {}
+    named = {path: path.name for path in _readable(folder, "*") or _readable(folder, "data/*")}
+    if not named:
+        paths = [*_readable(folder, "*/*"), *_readable(folder, "*/*/*.txt")]
+        named = {path: path.relative_to(folder).parts[0] for path in paths}
     files: Files = {}
-    for split, patterns_of_split in patterns.items():
-        if patterns_of_split != ["**"]:
-            found = {path for pattern in patterns_of_split for path in _resolve(pattern, folder)}
-            if found:
-                files[str(split)] = sorted(found)
-    files = {split: files[split] for split in ("train", "validation", "test") if split in files}
-    if "train" not in files:
-        used = {*chain.from_iterable(files.values())}
-        unnamed = [path for path in _resolve("*", folder) if path not in used]
+    unnamed = []
+    for path, name in named.items():
+        split = split_of(name)
+        if split is None:
+            unnamed.append(path)
+        else:
+            files.setdefault(split, []).append(path)
+    if "train" not in files and unnamed:
         # Beside tables, a text is a note on them.
-        others = [path for path in unnamed if suffix_of(path) != ".txt"] or unnamed
-        if others or not files:
-            files = {"train": others or _resolve("*/*.txt", folder), **files}
-    for split, paths in files.items():
-        files[split] = _one_of_each_name(paths)
+        tables = [path for path in unnamed if suffix_of(path) != ".txt"]
+        files["train"] = tables or unnamed
+    for split in files:
+        files[split] = _one_of_each_name(files[split])
         _check_parts(files[split], split)
-    return {split: paths for split, paths in files.items() if paths}
+    return {split: files[split] for split in ("train", "validation", "test") if split in files}
 
 
-def _resolve(pattern: str, folder: Path) -> list[Path]:
+def _readable(folder: Path, pattern: str) -> list[Path]:
     """Return the files of a pattern that can be read, without hidden ones."""
-    try:
-        paths = sorted(map(Path, resolve_pattern(pattern, str(folder))))
-    except FileNotFoundError:
-        return []
-    return [path for path in paths if suffix_of(path) in READERS]
+    paths = []
+    for path in sorted(folder.glob(pattern)):
+        if path.is_file() and suffix_of(path) in READERS and not path.name.startswith((".", "~")):
+            paths.append(path)
+    return paths
 
 
 def _one_of_each_name(paths: Sequence[Path]) -> list[Path]:
