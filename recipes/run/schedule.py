@@ -64,11 +64,11 @@ def _stop_in_time(training: RecipeTrainingArguments, epochs: int, steps_per_epoc
     """Set the patience of early stopping, which needs a kept best epoch, unless it is given."""
     if training.early_stopping_patience is not None or not training.load_best_model_at_end:
         return
-    evaluations = epochs
+    evaluations: float = epochs
     if training.eval_strategy == IntervalStrategy.STEPS:
         interval = training.eval_steps or training.logging_steps
-        evaluations = int(epochs * steps_per_epoch / interval)
-    training.early_stopping_patience = max(1, int(PATIENCE * evaluations))
+        evaluations = epochs * steps_per_epoch / interval
+    training.early_stopping_patience = max(1, int(PATIENCE * evaluations + 0.5))
 
 
 def _steps_per_epoch(training: RecipeTrainingArguments, rows: int) -> int:

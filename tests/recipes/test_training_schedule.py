@@ -57,8 +57,9 @@ def test_many_short_epochs_are_evaluated_twenty_times(arguments, rows, given, st
 @pytest.mark.parametrize(
     ("rows", "given", "patience"),
     [
-        (3_668, {}, 2),  # of 10 evaluations
-        (100, {}, 4),  # of 250 / 13
+        (3_668, {}, 3),  # of 10 evaluations
+        (100, {}, 5),  # of 250 / 13
+        (240, {}, 4),  # of 125 / 7
         (100, {"eval_strategy": "steps", "eval_steps": 8, "save_steps": 8}, 31),  # of 125
         (100, {"early_stopping_patience": 2}, 2),
         (100, {"early_stopping_patience": 0}, 0),  # never
@@ -78,6 +79,6 @@ def test_what_was_settled_is_said(arguments, capsys):
     settle_schedule(arguments(), 100)
     said = capsys.readouterr().out
     assert "at most 1,000 steps, 250 epochs; the learning rate rises for 100 steps" in said
-    assert "stops after 4 evaluations without a better main" in said
+    assert "stops after 5 evaluations without a better main" in said
     settle_schedule(arguments(num_train_epochs=2, warmup_steps=0.1), 100)
     assert not capsys.readouterr().out
