@@ -43,13 +43,7 @@ def _read(tag: str) -> tuple[str, str] | None:
 def inside_of(tag: str) -> str:
     """Return the tag of a further word of what a tag begins."""
     read = _read(tag)
-    return (
-        tag
-        if read is None
-        else tag.replace(read[0], "I", 1)
-        if tag[0] == read[0]
-        else f"I-{read[1]}"
-    )
+    return tag if read is None else f"I-{read[1]}"
 
 
 def find_scheme(tags: Iterable[str]) -> str | None:
