@@ -15,10 +15,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 from houlsby_peft_serve import add_flags, read_options
@@ -28,6 +30,25 @@ _CHECKED = ("text_classification", "token_classification")  # whose labels `chec
 _RECIPES = (*_CHECKED, "squad", "mlm")
 # Of names that can only be files.
 _EXTENSIONS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".ods", ".gz", ".conll")
+# Other names of a recipe's flags, as people know them.
+_ALIASES = {
+    "model": "model_name",
+    "epochs": "num_train_epochs",
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "target_column": "label_columns",
+}
+_EXAMPLES = {
+    "check": "check tickets.xlsx --model minilm",
+    "train": "train tickets.xlsx --model minilm",
+    "evaluate": "evaluate runs/tickets new.csv",
+    "predict": "predict runs/tickets --file new.csv --output answers.xlsx",
+    "serve": "serve --adapters runs/tickets",
+    "push": "push runs/tickets user/tickets",
+    "card": "card runs/tickets/adapter",
+    "export": "export runs/tickets onnx",
+    "convert": "convert AdapterHub/name folder",
+}
 _TRAIN_FLAGS = """\
 flags of the recipe, after the data:
   --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no
@@ -123,11 +144,20 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command line."""
     has_file = any(word.partition("=")[0] == "--file" for word in words)
     parser = _make_parser(has_file)
+    if words and not words[0].startswith("-") and words[0] not in _EXAMPLES:
+        parser.error(f"there is no command {words[0]!r}{_closest(words[0], _EXAMPLES)}")
     options, unknown = parser.parse_known_args(words)
     if unknown:
         hint = " (a recipe's flags follow the data)" * ("flags" in options)
-        parser.error(f"unknown: {' '.join(unknown)}{hint}")
+        known = re.findall(r"--[\w-]+", options.usage())
+        parser.error(f"unknown: {' '.join(unknown)}{hint or _closest(unknown[0], known)}")
     return options
+
+
+def _closest(word: str, known: Iterable[str]) -> str:
+    """Return a question for the word that is meant, if one is close."""
+    matches = get_close_matches(word, [*known], 1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _run_in_library(options: argparse.Namespace) -> None:
@@ -156,8 +186,13 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         name: str, help: str, run: Callable[[argparse.Namespace], None] = _run_in_library
     ) -> argparse.ArgumentParser:
         # Without abbreviations: the --r of train is the recipe's.
-        command = commands.add_parser(name, help=help, allow_abbrev=False)
-        command.set_defaults(run=run)
+        command = commands.add_parser(
+            name,
+            help=help,
+            allow_abbrev=False,
+            description=f"Example: houlsby-peft {_EXAMPLES[name]}",
+        )
+        command.set_defaults(run=run, usage=command.format_help)
         command.add_argument(
             "--debug",
             action="store_true",
@@ -167,23 +202,25 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         return command
 
     _add_training(add)
-    _add_sharing(add)
     _add_prediction(add, has_file)
     add_flags(add("serve", "serve a folder or a list of adapters over HTTP", _serve))
+    _add_sharing(add)
+    _add_export(add)
     _add_conversion(add)
     return parser
 
 
 def _add_training(add: _Add) -> None:
     """Add the commands that start a recipe."""
+    check = add("check", "list the training examples whose label is probably wrong", _check)
+    check.add_argument("data", nargs="?", help="as for train")
     train = add("train", "train an adapter for your own data", _train)
     train.add_argument(
         "data",
         nargs="?",
-        help="file (.csv, .xlsx, .json, .parquet, .conll, ...), folder, or name on the Hub",
+        help="file (.csv, .xlsx, .json, .parquet, .conll, ...), or several, a folder, or a name on "
+        "the Hub",
     )
-    check = add("check", "list the training examples whose label is probably wrong", _check)
-    check.add_argument("data", nargs="?", help="as for train")
     evaluate = add("evaluate", "score a trained adapter or model on other data", _evaluate)
     evaluate.add_argument(
         "trained", metavar="run", nargs="?", help="folder of the run, or an adapter"
@@ -263,19 +300,15 @@ def _metadatum(text: str) -> tuple[str, str]:
 
 
 def _add_prediction(add: _Add, has_file: bool) -> None:
-    """Add the commands that load an adapter with its base model."""
     predict = add(
         "predict", "predict for texts or for the rows of a file, with one adapter or many"
     )
-    export = add("export", "export an adapter with its base model to ONNX")
     predict.add_argument(
         "adapter",
         help="user/name on the Hub, or a folder; or a folder of adapters or runs, of which each "
         "answers",
     )
-    export.add_argument("adapter", help="user/name on the Hub, or a folder")
-    for command in (predict, export):
-        command.add_argument("--revision", help="branch, tag or commit of the adapter")
+    _add_base(predict)
     if not has_file:
         predict.add_argument(
             "texts", nargs="+", help="texts, - to read one per line from standard input, or --file"
@@ -298,7 +331,9 @@ def _add_prediction(add: _Add, has_file: bool) -> None:
     )
     predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
     predict.add_argument(
+        "--text-columns",
         "--text-column",
+        dest="text_column",
         nargs="+",
         help="column of --file with the texts, or two: pairs, or questions and contexts; default: "
         "as in the training, or by name",
@@ -315,23 +350,33 @@ def _add_prediction(add: _Add, has_file: bool) -> None:
     predict.add_argument(
         "--batch-size", type=int, default=32, help="texts to predict at once; default: %(default)s"
     )
+    predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
+
+
+def _add_export(add: _Add) -> None:
+    export = add("export", "export an adapter with its base model to ONNX")
+    export.add_argument("adapter", help="user/name on the Hub, or a folder")
     export.add_argument(
         "output", type=Path, help="folder to write the model, its labels and the tokenizer to"
     )
     export.add_argument(
         "--int8", action="store_true", help="also write a model quantized to 8-bit integers"
     )
-    for command in (predict, export):
-        command.add_argument(
-            "--other-base",
-            choices=["refuse", "warn"],
-            default="refuse",
-            help="what to do with another base model",
-        )
-        command.add_argument(
-            "--base-model", help="name or folder of the base model, instead of the recorded one"
-        )
-    predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
+    _add_base(export)
+
+
+def _add_base(command: argparse.ArgumentParser) -> None:
+    """Add what tells an adapter's version and its base model."""
+    command.add_argument("--revision", help="branch, tag or commit of the adapter")
+    command.add_argument(
+        "--other-base",
+        choices=["refuse", "warn"],
+        default="refuse",
+        help="what to do with another base model",
+    )
+    command.add_argument(
+        "--base-model", help="name or folder of the base model, instead of the recorded one"
+    )
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -359,7 +404,10 @@ def _add_conversion(add: _Add) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    _launch(options, options.recipe, ["--data", options.data])
+    words = ["--data", options.data]
+    if {"--do_predict", "--do_eval"} & {*options.flags}:  # which alone would train nothing
+        words.append("--do_train")
+    _launch(options, options.recipe, words)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -411,9 +459,42 @@ def _take_recipe(flags: list[str], recipes: Sequence[str]) -> str | None:
 
 
 def _recipe_for(data: str) -> str:
-    """Return the recipe for data, by the extension of the file."""
-    words = (".conll", ".conllu", ".bio", ".iob", ".iob2")
-    return "token_classification" if data.endswith(words) else "text_classification"
+    """Return the recipe for data, by the extension of the file or of those in a folder."""
+    words = (".conll", ".conllu", ".bio", ".iob", ".iob2", ".bilou")
+    path = Path(data).expanduser()
+    names = [data, *(file.name for file in path.iterdir())] if path.is_dir() else [data]
+    if any(name.lower().endswith(words) for name in names):
+        return "token_classification"
+    return "text_classification"
+
+
+def _spell_flags(flags: Sequence[str], folder: Path, recipe: str) -> list[str]:
+    """Return a recipe's flags as it spells them; refuse one that it has not.
+
+    Its flags are the fields of the dataclasses in its files, which are not imported: that would
+    take seconds.
+    """
+    files = [folder / f"{recipe}.py", folder / "tasks" / "classification.py"]
+    files += sorted((folder / "run").glob("*arguments.py"))
+    spec = find_spec("transformers")
+    for location in (spec and spec.submodule_search_locations) or ():
+        files.append(Path(location, "training_args.py"))
+    known = {"help", "debug"}
+    for file in files:
+        for names in re.findall(r'^    (\w+): |"--(\w+)"', file.read_text(), re.MULTILINE):
+            known |= {*names}
+    spelled = []
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        if name.startswith("--") and len(name) > 2:
+            name = name[2:].replace("-", "_")
+            name = _ALIASES.get(name, name)
+            if name not in known and name.removeprefix("no_") not in known:
+                close = _closest(name, [*known, *_ALIASES]).replace("mean ", "mean --")
+                raise ValueError(f"unknown flag --{name}{close or '; --help-all lists all'}")
+            flag = f"--{name}{equals}{value}"
+        spelled.append(flag)
+    return spelled
 
 
 def _check_path(name: str | Path | None) -> None:
@@ -441,6 +522,10 @@ def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | N
     folder = Path(__file__).parent / "houlsby_peft" / "recipes"
     if not folder.exists():  # in a checkout, they are beside the package
         folder = Path(__file__).parent / "recipes"
+    further = list(takewhile(lambda word: not word.startswith("-"), options.flags))
+    if further:
+        words += ["--more_data", *further]
+    options.flags = _spell_flags(options.flags[len(further) :], folder, recipe)
     if options.help_all:
         words, options.flags = ["--help"], []
     elif None in words:

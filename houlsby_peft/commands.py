@@ -29,11 +29,11 @@ from .predict.load import load
 from .predict.task_bank import TaskBank
 from .saved.adapter import SavedAdapter, adapter_of_run
 from .tables import (
-    WRITTEN,
-    TableReader,
+    Table,
     check_number_of_texts,
-    find_format,
+    check_written,
     find_text_columns,
+    read_table,
 )
 
 
@@ -111,16 +111,16 @@ def _predict_table(
     options: argparse.Namespace, bank: TaskBank, adapters: Sequence[SavedAdapter]
 ) -> None:
     if options.output is not None:
-        find_format(options.output, WRITTEN)
+        check_written(options.output)
         if options.output.exists() and not options.overwrite:
             raise ValueError(
                 f"{options.output} exists already. Give another --output, or --overwrite to "
                 "replace it."
             )
     has_header = False if options.no_header else None  # None: detected
-    table = TableReader(options.file, options.encoding, has_header)
+    table = read_table(options.file, options.encoding, has_header)
     columns = _find_columns(options, table, adapters)
-    facts = f"{table.count:,} rows"
+    facts = f"{len(table.rows):,} rows"
     if not table.encoding.startswith("utf"):
         facts += f", encoding {table.encoding}"
     names = shortened(", ".join(columns))
@@ -132,7 +132,7 @@ def _predict_table(
     )
     if without_text:
         print(
-            f"{without_text:,} of {table.count:,} rows have no text and thus no prediction.",
+            f"{without_text:,} of {len(table.rows):,} rows have no text and thus no prediction.",
             file=sys.stderr,
         )
     if options.output:
@@ -140,7 +140,7 @@ def _predict_table(
 
 
 def _find_columns(
-    options: argparse.Namespace, table: TableReader, adapters: Sequence[SavedAdapter]
+    options: argparse.Namespace, table: Table, adapters: Sequence[SavedAdapter]
 ) -> list[str]:
     """Return the columns of a table that hold the texts, as many as in the training."""
     pipelines = {saved.task.pipeline for saved in adapters}
@@ -157,7 +157,7 @@ def _find_columns(
     recorded = trained_on[0] if trained_on else None
     columns = find_text_columns(table.columns, options.text_column, count, recorded)
     for columns_of_training in trained_on:
-        check_number_of_texts(columns, columns_of_training, "--text-column", "This adapter")
+        check_number_of_texts(columns, columns_of_training, "--text_columns", "This adapter")
     table.check_texts(columns)
     return columns
 

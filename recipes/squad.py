@@ -17,7 +17,7 @@ best epoch are written to predictions.json, in the format of the official script
 scores.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -123,6 +123,7 @@ class SquadTask(Task):
 
     arguments: SquadArguments
     threshold: float | None
+    given: set[str] = field(default_factory=set)  # the answers of the kept weights
     text_columns: tuple[str, ...] = ("question", "context")
     auto_class = AutoModelForQuestionAnswering
     task_type = "QUESTION_ANS"
@@ -190,11 +191,16 @@ class SquadTask(Task):
             references.append({"id": id_, "answers": expected})
         return Examples(predictions, references)
 
+    def find_constant(self, predictions: Any) -> str | None:
+        [answer, *others] = self.given or [None, None]
+        return None if others else answer
+
     def predict_test(self, trainer: RecipeTrainer) -> None:
         """Write the answers to predictions.json, if --do_predict asks for them."""
         if not trainer.args.do_predict:
             return
         answers = cast(SquadTrainer, trainer).answers()  # in every process
+        self.given = set(answers.values())
         if trainer.args.should_save:
             write_json(Path(trainer.args.output_dir, "predictions.json"), answers)
 

@@ -128,7 +128,7 @@ def compare(
         }
         score, outputs = "not evaluated", "CHANGED"
         if of_task["score"] is not None:
-            score = f"{of_task['score']:.4f}"
+            score = f"{of_task['score']:.3f}"
         if of_task["unchanged"]:
             outputs = "bit-identical"
         print(f"{name}: {score}; outputs beside the other adapters: {outputs}")

@@ -18,7 +18,7 @@ piece; a sentence longer than --max_length is read in several parts.
 from dataclasses import dataclass, replace
 from functools import partial
 
-from data.labels import MULTI, find_labels
+from data.labels import classes_in
 from data.reading import files_of, load_data
 from data.splits import divide
 from data.words import read_words
@@ -86,7 +86,11 @@ def load_task(
         None if arguments.read_options.tag_column else arguments.tag_column,
         saved.labels if saved else arguments.tag_names,
     )
-    tags = saved.labels if saved else declared or find_labels(data["train"], ["tags"], MULTI).names
+    tags = (
+        saved.labels
+        if saved
+        else declared or classes_in([tuple(row) for row in data["train"]["tags"]])
+    )
     splits = {}
     results = saved.results if saved else None
     for name, split in divide(data, arguments, training, results).items():

@@ -2,7 +2,8 @@
 
 A run is a mapping, usually the contents of its results.json, with the keys task, model, seed,
 dataset (id, name, config, split, revision, language, rows), epochs (a list with epoch, step and
-scores), best_epoch, chosen_by, metrics, test, per_class (split, scores), trainable_parameters,
+scores), best_epoch, chosen_by, metrics, test, intervals (by split and score: low, high, right,
+rows), baseline (method, scores, intervals), per_class (split, scores), trainable_parameters,
 total_parameters, seconds, hardware, strategy, versions, arguments, defaults and command. Every key
 may be missing.
 """
@@ -116,7 +117,7 @@ def _page_of_runs(runs: Sequence[TrainingRun]) -> dict[str, Any]:
         "run": run,
         "scores": table_of_runs(runs),
         "seeds": [run.get("seed", number) for number, run in enumerate(runs, 1)],
-        "test": table_of_scores(run.get("test", {})),
+        "test": table_of_scores(run.get("test", {}), run.get("intervals", {}).get("test")),
         "unchanged": unchanged,
     }
 
@@ -215,7 +216,9 @@ def table_of_runs(runs: Sequence[TrainingRun]) -> Table:
     """
     scores = get_scores(runs[0])
     if len(runs) == 1 or not scores:
-        return table_of_scores(scores)
+        baseline = runs[0].get("baseline", {}).get("scores")
+        intervals = runs[0].get("intervals", {}).get("validation")
+        return table_of_scores(scores, intervals, baseline)
     seeds = [f"seed {run.get('seed', number)}" for number, run in enumerate(runs, 1)]
     table = [["score", "mean ± standard error", *seeds]]
     for name in scores:
@@ -224,12 +227,38 @@ def table_of_runs(runs: Sequence[TrainingRun]) -> Table:
     return table
 
 
-def table_of_scores(scores: Mapping[str, Any]) -> Table:
-    """Return a line per score below the headings; empty without scores."""
+def table_of_scores(
+    scores: Mapping[str, Any],
+    intervals: Mapping[str, Mapping[str, float]] | None = None,
+    baseline: Mapping[str, float] | None = None,
+) -> Table:
+    """Return a line per score below the headings, with its 95 % interval and the score of a
+    baseline, if they are known; empty without scores.
+    """
     if not scores:
         return []
-    lines = [[readable_name(name), format_number(value)] for name, value in scores.items()]
-    return [["score", "value"], *lines]
+    table = [["score", "value"]]
+    for name, value in scores.items():
+        table.append([readable_name(name), format_number(value)])
+    if intervals:
+        table[0].append("95% interval")
+        for name, line in zip(scores, table[1:], strict=True):
+            line.append(_format_interval(intervals.get(name)))
+    if baseline:
+        table[0].append("logistic regression on the frozen encoder")
+        for name, line in zip(scores, table[1:], strict=True):
+            line.append(format_number(baseline.get(name)))
+    return table
+
+
+def _format_interval(interval: Mapping[str, float] | None) -> str:
+    """Return an interval as text, of an accuracy with its count: "0.79 to 0.98 (28 of 30)"."""
+    if interval is None:
+        return ""
+    text = f"{interval['low']:.2f} to {interval['high']:.2f}"
+    if "right" in interval:
+        return f"{text} ({interval['right']:,} of {interval['rows']:,})"
+    return text
 
 
 def log_table(run: TrainingRun) -> Table:

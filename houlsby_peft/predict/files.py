@@ -1,17 +1,16 @@
-"""Predict for every row of a table in a file, with memory for a part of it only."""
+"""Predict for every row of a table in a file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from ..errors import UNPRINTABLE
-from ..tables import WRITTEN, Row, TableReader, TableWriter, find_format
+from ..tables import Row, Table, check_written, write_table
 from .questions import Input, Reader
 from .task_bank import TaskBank
 
@@ -22,7 +21,7 @@ _DIGITS = 6
 
 def predict_file(
     bank: TaskBank,
-    table: TableReader,
+    table: Table,
     columns: Sequence[str],
     output: Path | None = None,
     *,
@@ -35,21 +34,18 @@ def predict_file(
     docs/hub.md describes the columns. Of a bank, the first column of each task is named after it,
     and the names of the others begin with it: `topic` and `topic_score`. A task without a name has
     the columns of a single adapter. All tasks read the given columns of the table: one of texts, or
-    two for pairs. Until the output is complete, it ends in .part. Without one, JSON lines are
-    printed.
+    two for pairs. Without an output, JSON lines are printed.
     """
-    is_json = output is None or find_format(output, WRITTEN) == ".jsonl"
+    is_json = output is None or check_written(output) in (".jsonl", ".json")
     readers = {task: bank.reader(task) for task in bank.tasks}
     names_of_tasks = _name_columns(readers, table.columns, top_k, is_json)
     added = [name for names in names_of_tasks.values() for name in names.values()]
     without_text = 0
-    with (
-        TableWriter(output, table, added) if output else nullcontext() as writer,
-        tqdm(total=table.count, unit=" rows", disable=None) as bar,
-    ):
-        for rows in table.parts(_PART_ROWS):
+    with tqdm(total=len(table.rows), unit=" rows", disable=None) as bar:
+        for start in range(0, len(table.rows), _PART_ROWS):
+            part = table.rows[start : start + _PART_ROWS]
             with_text: list[tuple[Row, Input]] = []
-            for row in rows:
+            for row in part:
                 row |= dict.fromkeys(added)
                 text = _read_input(row, columns)
                 if all(reader.has_text(text) for reader in readers.values()):
@@ -57,11 +53,11 @@ def predict_file(
                 else:
                     without_text += 1
             _add_predictions(bank, with_text, names_of_tasks, batch_size, top_k)
-            if writer is None:
-                print(*map(json_line, rows), sep="\n")
-            else:
-                writer.write(rows)
-            bar.update(len(rows))
+            if output is None:
+                print(*map(json_line, part), sep="\n")
+            bar.update(len(part))
+    if output is not None:
+        write_table(output, table.rows, table, added)
     return without_text
 
 

@@ -1,31 +1,28 @@
-"""Tables in files: reading and writing them row by row, and the usual names of text columns."""
+"""Tables in files: what is read from them and written to them, and the usual names of columns."""
 
 from .columns import LABEL_COLUMNS, check_number_of_texts, find_text_columns, is_title, match_column
-from .content import (
-    OTHER_NAMES,
-    WRITTEN,
-    find_format,
-    open_content,
-    read_text,
-    without_compression,
-)
-from .reader import Row, TableReader
-from .writer import TableWriter
+from .content import read_content, read_text, suffix_of
+from .reader import OTHER_NAMES, read_table
+from .table import READ, Row, Table
+from .writer import WRITTEN, check_written, defused, write_table
 
 
 __all__ = [
     "LABEL_COLUMNS",
     "OTHER_NAMES",
+    "READ",
     "WRITTEN",
     "Row",
-    "TableReader",
-    "TableWriter",
+    "Table",
     "check_number_of_texts",
-    "find_format",
+    "check_written",
+    "defused",
     "find_text_columns",
     "is_title",
     "match_column",
-    "open_content",
+    "read_content",
+    "read_table",
     "read_text",
-    "without_compression",
+    "suffix_of",
+    "write_table",
 ]

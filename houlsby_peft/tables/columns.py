@@ -19,12 +19,13 @@ _PAIRS = (
     ("text1", "text2"),
     ("text_a", "text_b"),
     ("sentence_a", "sentence_b"),
+    ("#1 string", "#2 string"),
 )
 _SINGLE_TEXTS = (
     *("message", "body", "sentence", "content", "review", "comment", "description", "tweet"),
     *("utterance", "document", "abstract", "nachricht", "mitteilung", "beschreibung", "texto"),
     *("mensaje", "comentario", "texte", "commentaire", "testo", "messaggio", "commento"),
-    *("mensagem", "tekst", "bericht"),
+    *("mensagem", "tekst", "bericht", "文本", "内容", "评论", "テキスト", "本文", "текст"),
 )
 # Columns that may stand beside a longer text.
 _TITLES = ("headline", "title", "subject", "betreff", "titel", "titre", "titulo", "sujet")
@@ -40,6 +41,7 @@ LABEL_COLUMNS = (
     "kategorie", "klasse", "thema", "abteilung", "stimmung", "bewertung",
     "etiqueta", "categoria", "categoría", "clase", "tema", "sentimiento",
     "étiquette", "catégorie", "classe", "sujet", "etichetta", "rótulo", "categorie",
+    "标签", "类别", "分类", "情感", "ラベル", "метка", "категория",
 )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def find_text_columns(
         rule = "A pair needs two columns of usual names, such as question and context"
     raise AdapterError(
         f"{rule}; the file has {', '.join(columns)}. Name it: "
-        "--text-column. If the first row is no header: --no-header."
+        "--text_columns. If the first row is no header: --no_header."
     )
 
 

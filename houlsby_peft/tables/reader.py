@@ -1,127 +1,94 @@
-"""`TableReader`: a table in a file, read row by row.
+"""`read_table`: a table in a file of any usual format, read by pandas, calamine and pyarrow.
 
-A table may have more rows than fit into memory. It is read twice: once to check it and to count its
-rows, which takes seconds for a million, and once for its content.
+Values of separated files and of spreadsheets are text, so that "NA" is not a missing value, and
+"007" keeps its zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from ..errors import AdapterError
-from .content import SPREADSHEETS, find_encoding, find_format, open_content
-from .fields import NamedFields
-from .json_files import read_json, read_json_lines
-from .separated import SeparatedFile
-from .sheets import SheetFile
-
-
-Row = dict[str, Any]
-
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+from ..errors import AdapterError, shortened
+from .content import decode, read_content, suffix_of
+from .header import name_columns
+from .json_rows import rows_of_json
+from .separated import read_separated
+from .sheets import read_sheet
+from .table import READ, SEPARATED, SHEETS, Table
 
 
-class TableReader:
-    """A table in a file, checked from the first row to the last.
+OTHER_NAMES = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".tab": ".tsv", ".pq": ".parquet"}
+_SIGNATURES = {b"PAR1": ".parquet", b"\xd0\xcf\x11\xe0": ".xls"}
+_SAMPLED = 200_000  # bytes by which a text is told
 
-    Values of .csv and .tsv files and of spreadsheets are text, so that "NA" is not a missing value,
-    and "007" keeps its zeros. Of a spreadsheet, the first sheet with content is read. A compressed
-    file is read as what is inside.
+
+def read_table(path: Path, encoding: str | None = None, has_header: bool | None = None) -> Table:
+    """Read a table.
 
     Args:
-        path: The file. Its content or else its extension gives the format, one of FORMATS.
-        encoding: Its encoding. Default: as `find_encoding` returns it.
-        has_header: Whether the first row of separated values or of a sheet has the names of the
-            columns. Default: detected; see `NamedFields`.
-
-    Attributes:
-        columns: The names of the columns. Several columns without a name are left out.
-        count: The number of rows.
-        separator: Of separated values: the one of , ; tab | that divides most lines into as many
-            fields as the first.
-        unit: What the numbers of `rows` count: "line" or "row".
-        notes: What the user should know of how the table was read.
+        path: The file. Of a spreadsheet, the first sheet with content is read.
+        encoding: The encoding of a text. Default: as `find_encoding` returns it.
+        has_header: Whether the first row has the names of the columns. Default: unless it has no
+            usual name, and one of its fields is a value of that column again, such as a class, or a
+            number over numbers.
 
     Raises:
-        AdapterError: The table has no rows, or one that cannot be read; the message names its line.
+        AdapterError: The file has no rows, or holds no table that can be read.
     """
+    content = read_content(path)
+    table = Table(path, _find_format(path, content))
+    if table.format == ".parquet":
+        from pyarrow import ArrowException, BufferReader
+        from pyarrow.parquet import read_table as read_parquet
 
-    def __init__(
-        self, path: Path, encoding: str | None = None, has_header: bool | None = None
-    ) -> None:
-        self.path, self.format = path, find_format(path)
-        self.encoding, self.separator, self.unit = "utf-8", ",", "row"
-        self.notes: list[str] = []
-        self._fields: NamedFields | None = None
-        if self.format in (*_SEPARATORS, ".jsonl", ".json"):
-            self.encoding = encoding or find_encoding(path)
-        if self.format in (*_SEPARATORS, ".jsonl"):
-            self.unit = "line"
-        if self.format in _SEPARATORS:
-            file = SeparatedFile(path, self.encoding, _SEPARATORS[self.format])
-            self.separator = file.separator
-            self._fields = NamedFields(file, path, self.unit, has_header)
-        elif self.format in SPREADSHEETS:
-            self._fields = NamedFields(SheetFile(path), path, self.unit, has_header)
-        if self._fields is not None:
-            self.notes = self._fields.notes
-        self._count_rows()
-
-    def _count_rows(self) -> None:
-        """Read all rows, count them, and find their columns."""
-        self.count = 0
-        self._columns_without_text: set[str] = set()
-        columns: dict[str, None] = {}
-        for _, row in self.rows():
-            self.count += 1
-            columns |= dict.fromkeys(row)
-            for name, value in row.items():
-                if isinstance(value, (list, dict, bytes)):
-                    self._columns_without_text.add(name)
-        self.columns = list(columns)
-        if not self.count:
-            raise AdapterError(f"{self.path} cannot be read as {self.format[1:]}: it has no rows.")
-
-    def check_texts(self, columns: Sequence[str]) -> None:
-        """Refuse columns that hold neither texts nor numbers and the like, which can be read as
-        texts.
-        """
-        for column in columns:
-            if column in self._columns_without_text:
-                raise AdapterError(
-                    f"The column {column!r} of {self.path} must hold text in each row."
-                )
-
-    def parts(self, size: int) -> Iterator[list[Row]]:
-        """Yield the rows, so many at a time."""
-        rows = (row for _, row in self.rows())
-        while part := list(islice(rows, size)):
-            yield part
-
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        """Yield each row with the number of the line on which it begins.
-
-        Rows of spreadsheets have the sheet's own numbers, those of .json files count from 1, and
-        those of Parquet from 0.
-        """
-        if self._fields is not None:
-            yield from self._fields.rows()
-        elif self.format == ".jsonl":
-            yield from read_json_lines(self.path, self.encoding)
-        elif self.format == ".json":
-            yield from read_json(self.path, self.encoding)
+        try:
+            table.rows = read_parquet(BufferReader(content)).to_pylist()
+        except (ArrowException, OSError) as error:
+            raise AdapterError(f"{path} is damaged: {shortened(str(error))}") from error
+        table.numbers = list(range(len(table.rows)))
+    elif table.format in SHEETS:
+        name_columns(table, read_sheet(table, content), has_header)
+    else:
+        text, table.encoding = decode(path, content, encoding)
+        tabs = {line.count("\t") for line in text.splitlines() if line}
+        if table.format == ".txt" and len(tabs) == 1 and tabs != {0}:
+            table.format = ".tsv"
+        if table.format == ".txt":
+            lines = text.removesuffix("\n").split("\n")
+            table.rows = [{"text": line.rstrip("\r")} for line in lines]
+            table.numbers = list(range(1, len(table.rows) + 1))
+        elif table.format in SEPARATED:
+            name_columns(table, read_separated(table, text), has_header)
         else:
-            yield from self._read_parquet()
+            try:
+                table.rows = rows_of_json(text, are_lines=table.format == ".jsonl")
+            except (ValueError, TypeError, RecursionError) as error:
+                raise AdapterError(f"{path}: {shortened(str(error))}.") from error
+            table.numbers = list(range(1, len(table.rows) + 1))
+    if not table.rows:
+        raise AdapterError(f"{path} cannot be read as {table.format[1:]}: it has no rows.")
+    if not table.columns:
+        table.columns = list(dict.fromkeys(name for row in table.rows for name in row))
+    return table
 
-    def _read_parquet(self) -> Iterator[tuple[int, Row]]:
-        from pyarrow.parquet import ParquetFile
 
-        number = 0
-        with open_content(self.path) as file:
-            for batch in ParquetFile(file).iter_batches():
-                for row in batch.to_pylist():
-                    yield number, row
-                    number += 1
+def _find_format(path: Path, content: bytes) -> str:
+    """Return the format of a file by its first bytes, as programs export spreadsheets under any
+    name, or else by its extension.
+    """
+    suffix = suffix_of(path)
+    suffix = OTHER_NAMES.get(suffix, suffix)
+    for signature, format_ in _SIGNATURES.items():
+        if content.startswith(signature):
+            return format_
+    if content.startswith(b"PK\x03\x04"):
+        return suffix if suffix in SHEETS else ".xlsx"
+    if suffix in SHEETS:
+        if content.lstrip()[:1] == b"<":
+            raise AdapterError(f"{path} is a page in HTML. Open it, and save it as .xlsx.")
+        if not {*b",;\t|"} & {*content[:_SAMPLED]}:
+            raise AdapterError(f"{path} is no spreadsheet that can be read.")
+        return ".csv" if content.count(b"\t") < content.count(b"\n") else ".tsv"
+    if suffix not in READ:
+        raise AdapterError(f"A table must be a file that ends in {', '.join(READ)}; got {path}.")
+    return suffix

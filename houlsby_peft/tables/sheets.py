@@ -1,69 +1,87 @@
-"""Spreadsheets: the rows of the first sheet with a table, as texts."""
+"""The cells of a spreadsheet, read by calamine after a look at its size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+import io
+import re
+import zipfile
 from typing import Any
 
 from ..errors import AdapterError
-from .content import open_content
-from .separated import Record
+from .table import Cells, Table
 
 
-class SheetFile:
-    """The rows of a spreadsheet.
-
-    Attributes:
-        notes: Which sheet is read, if there are several.
-    """
-
-    def __init__(self, path: Path) -> None:
-        from python_calamine import CalamineError, CalamineWorkbook
-
-        self.notes: list[str] = []
-        self._records: list[Record] = []
-        try:
-            with open_content(path) as file:
-                book = CalamineWorkbook.from_filelike(file)
-                for name in book.sheet_names:
-                    rows = book.get_sheet_by_name(name).to_python(skip_empty_area=False)
-                    self._records = self._without_title(list(_records_of(rows)))
-                    if len(self._records) > 1:
-                        break
-        except CalamineError as error:
-            raise AdapterError(f"{path} is no spreadsheet that can be read: {error}.") from error
-        if len(book.sheet_names) > 1:
-            self.notes.append(f"the sheet {name!r} is read, and no other")
-
-    def _without_title(self, records: list[Record]) -> list[Record]:
-        """Return the rows from the first one on that has as many cells as half of the columns."""
-        width = max((_count(cells) for _, cells in records), default=0)
-        for position, (number, cells) in enumerate(records):
-            if 2 * _count(cells) > width:
-                if position:
-                    self.notes.append(f"the table begins in row {number}, below a title")
-                return records[position:]
-        return records
-
-    def records(self) -> Iterator[Record]:
-        """Yield the cells of each row that is not empty, with the number of the row."""
-        yield from self._records
+_MOST_CELLS = 50_000_000  # of a sheet, whose empty ones take memory as well
+_CELL = re.compile(rb'<c r="([A-Z]{1,3})(\d{1,7})"')
+_HIDDEN_ROW = re.compile(rb'<row [^>]*hidden="(?:1|true)"')
 
 
-def _records_of(rows: Iterable[Sequence[Any]]) -> Iterator[Record]:
-    for number, row in enumerate(rows, start=1):
-        cells = list(map(_text_of, row))
-        if any(cells):
-            yield number, cells
+def read_sheet(table: Table, content: bytes) -> Cells:
+    """Return the cells of the first sheet with a table as texts, the empty rows included."""
+    from python_calamine import CalamineError, CalamineWorkbook
+
+    _check_size(table, content)
+    cells: Cells = []
+    try:
+        book = CalamineWorkbook.from_filelike(io.BytesIO(content))
+        for name in book.sheet_names:
+            sheet = book.get_sheet_by_name(name)
+            cells = []
+            for row in sheet.to_python(skip_empty_area=False):
+                cells.append([_as_text(value) for value in row])
+            if sum(map(any, cells)) > 1:
+                break
+    except CalamineError as error:
+        raise AdapterError(f"{table.path} is no spreadsheet that can be read: {error}.") from error
+    if len(book.sheet_names) > 1:
+        table.notes.append(f"the sheet {name!r} is read, and no other")
+    filled = 0
+    for (top, left), (bottom, _) in sheet.merged_cell_ranges or ():
+        for row_number in range(top + 1, min(bottom + 1, len(cells))):
+            cells[row_number][left] = cells[top][left]
+            filled += 1
+    if filled:
+        table.notes.append(f"{filled:,} cells below the first of merged ones have its value")
+    widths = [len(list(filter(None, row))) for row in cells]
+    for position, width in enumerate(widths):
+        if 2 * width > max(widths):
+            if any(widths[:position]):
+                table.notes.append(f"the table begins in row {position + 1}, below a title")
+            cells[:position] = [[]] * position
+            break
+    return cells
 
 
-def _count(cells: Sequence[str]) -> int:
-    """Return the number of cells that are not empty."""
-    return len(list(filter(None, cells)))
+def _check_size(table: Table, content: bytes) -> None:
+    """Refuse a workbook that would fill the memory, before it is read; note hidden rows."""
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        return
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if sum(member.file_size for member in archive.infolist()) > 2**30:
+            raise AdapterError(f"{table.path} unpacks to more than 1 GB. Save it as .csv.")
+        hidden = 0
+        for name in archive.namelist():
+            if not name.startswith("xl/worksheets/"):
+                continue
+            sheet = archive.read(name)
+            hidden += len(_HIDDEN_ROW.findall(sheet))
+            rows, columns = 1, 1
+            for letters, number in _CELL.findall(sheet):
+                rows = max(rows, int(number))
+                column = 0
+                for letter in letters:
+                    column = 26 * column + letter - ord("A") + 1
+                columns = max(columns, column)
+            if rows * columns > _MOST_CELLS:
+                raise AdapterError(
+                    f"{table.path}: a sheet has {rows:,} rows and {columns:,} columns. Delete the "
+                    "cells beyond the table, or save it as .csv."
+                )
+    if hidden:
+        table.notes.append(f"{hidden:,} rows are hidden, as by a filter, and are read as well")
 
 
-def _text_of(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a cell as a .csv file would have it; whole numbers without a decimal point."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))

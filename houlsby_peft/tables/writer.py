@@ -1,97 +1,100 @@
-"""`TableWriter`: writes a table with predictions in parts."""
+"""Writes a table, with columns that were added to it."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import printable
-from .content import WRITTEN, find_format
-from .reader import Row, TableReader
+from ..errors import AdapterError, printable
+from .content import suffix_of
+from .table import Row, Table
 
 
+WRITTEN = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
 # What a spreadsheet would run. As a label from an adapter's author, it gets an apostrophe.
 _FORMULA = re.compile(r"[=+@-].*[(|!]", re.DOTALL)
 
 
-class TableWriter:
-    """Writes a table in parts, as a context. Until all is written, the file has the further
-    extension .part.
+def check_written(path: Path) -> str:
+    """Return the format of a file to write; refuse one that is not in WRITTEN."""
+    if suffix_of(path) not in WRITTEN or suffix_of(path) != path.suffix.lower():
+        raise AdapterError(f"A table is written as {', '.join(WRITTEN)}; got {path.name}.")
+    return suffix_of(path)
 
-    The columns of the table `like` come first, and the separator of .csv files is kept. Lists and
-    objects become JSON text in the formats that have none. A spreadsheet, .xlsx, opens in Excel
-    with all letters; so does a .csv file that has a byte order mark, as the table `like` may have.
+
+def defused(value: Any) -> Any:
+    """Return a cell that a spreadsheet does not run: one that could be a command gets an
+    apostrophe before it; a class such as -1 or +1 stays.
     """
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
-    def __init__(self, path: Path, like: TableReader, added: Iterable[str]) -> None:
-        self.path, self.format = path, find_format(path, WRITTEN)
-        self._added = list(added)
-        self._columns = [*like.columns, *self._added]
-        self._part = path.with_name(f"{path.name}.part")
-        if self.format == ".xlsx":
-            self._start_sheet()
-            return
-        encoding, separator = "utf-8", ","
-        if self.format == like.format == ".csv":
-            separator = like.separator
-            if like.encoding == "utf-8-sig":  # by whose byte order mark Excel recognizes UTF-8
-                encoding = like.encoding
-        elif self.format == ".tsv":
-            separator = "\t"
-        self._file = self._part.open("w", encoding=encoding, newline="")
-        if self.format != ".jsonl":
-            self._writer = csv.writer(self._file, delimiter=separator, lineterminator="\n")
-            self._writer.writerow(self._columns)
 
-    def _start_sheet(self) -> None:
-        from openpyxl import Workbook
+def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[str]) -> None:
+    """Write rows with the columns of a table, and those that were added to them.
 
-        self._book = Workbook(write_only=True)
-        self._sheet = self._book.create_sheet()
-        self._sheet.append(self._columns)
+    Until all is written, the file has the further extension .part. The separator of .csv files is
+    kept, and the byte order mark by which Excel recognizes UTF-8. Lists and objects become JSON
+    text in the formats that have none. In a spreadsheet, no text is a formula.
+    """
+    format_ = check_written(path)
+    part = path.with_name(f"{path.name}.part")
+    new = [name for name in added if name not in like.columns]
+    columns = [*like.columns, *new]
+    if format_ in (".jsonl", ".json"):
+        lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
+        begin, between, end = ("[", ",\n", "]\n") if format_ == ".json" else ("", "\n", "\n")
+        part.write_text(f"{begin}{between.join(lines)}{end}", encoding="utf-8")
+    elif format_ == ".parquet":
+        import pyarrow as pa
+        from pyarrow.parquet import write_table as write_parquet
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Append rows, which have the columns of both tables."""
-        for row in rows:
-            if self.format == ".jsonl":
-                self._file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-                continue
-            if self.format == ".xlsx":
-                self._sheet.append([self._sheet_cell(row.get(name)) for name in self._columns])
-            else:
-                self._writer.writerow([self._cell(name, row.get(name)) for name in self._columns])
+        arrays = {name: pa.array([row.get(name) for row in rows]) for name in columns}
+        write_parquet(pa.table(arrays), part)
+    else:
+        cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
+        if format_ == ".xlsx":
+            _write_sheet(part, columns, cells)
+        else:
+            width = len(like.columns)
+            cells = [[*line[:width], *map(defused, line[width:])] for line in cells]
+            _write_separated(part, columns, cells, format_, like)
+    part.replace(path)
 
-    def _cell(self, name: str, value: Any) -> Any:
-        value = _as_text(value)
-        if name in self._added and _FORMULA.match(str(value)):
-            return f"'{value}"
-        return value
 
-    def _sheet_cell(self, value: Any) -> Any:
-        from openpyxl.cell import WriteOnlyCell
+def _write_sheet(path: Path, columns: Sequence[str], cells: Sequence[Sequence[Any]]) -> None:
+    from openpyxl import Workbook
+    from openpyxl.cell import WriteOnlyCell
 
-        value = _as_text(value)
-        if not isinstance(value, str):
-            return value
-        cell = WriteOnlyCell(self._sheet, printable(value))
-        cell.data_type = "s"  # a text, also if it begins like a formula
-        return cell
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet()
+    for line in (columns, *cells):
+        row = []
+        for value in line:
+            is_text = isinstance(value, str)
+            cell = WriteOnlyCell(sheet, printable(value) if is_text else value)
+            if is_text:
+                cell.data_type = "s"  # also if it begins like a formula
+            row.append(cell)
+        sheet.append(row)
+    book.save(path)
 
-    def __enter__(self) -> TableWriter:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Give the file its name, if it is complete."""
-        if self.format != ".xlsx":
-            self._file.close()
-        elif kind is None:
-            self._book.save(self._part)
-        if kind is None:
-            self._part.replace(self.path)
+def _write_separated(
+    path: Path, columns: Sequence[str], cells: Sequence[Sequence[Any]], format_: str, like: Table
+) -> None:
+    encoding, separator = "utf-8", "\t" if format_ == ".tsv" else ","
+    if format_ == like.format == ".csv":
+        separator = like.separator
+        if like.encoding == "utf-8-sig":
+            encoding = like.encoding
+    with path.open("w", encoding=encoding, newline="") as file:
+        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(cells)
 
 
 def _as_text(value: Any) -> Any:

@@ -1,32 +1,45 @@
 """How often each class occurs: what the log says of it, and how rare classes are weighted."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
-from data.label_forms import same_but_spelling
-from data.label_reading import Label, are_numbers, classes_of
+from data.data import locate_first
+from data.label_column import Label, are_numbers, classes_of, same_but_spelling
 from data.labels import MULTI, REGRESSION, SHOWN, SINGLE, Labels
-from run.edge import RecipeError
-from tasks.scores import ClassScores
+from run.edge import RecipeError, log
 
 
-def check_classes_recur(labels: Labels, row_labels: Sequence[Label]) -> None:
-    """Raise RecipeError if most examples have a label of their own, as of texts or numbers."""
-    counts = list(Counter(row_labels).values())
-    once = counts.count(1)
-    if labels.problem_type == SINGLE and len(row_labels) > 2 and once > len(row_labels) / 2:
+def check_classes_recur(labels: Labels, row_labels: Sequence[Label], train: Dataset) -> None:
+    """Raise RecipeError if most examples have a label of their own, as of texts or numbers; note
+    single ones.
+    """
+    if labels.problem_type == REGRESSION:
+        return
+    counts = Counter(chain.from_iterable(map(classes_of, row_labels)))
+    single = [
+        row for row, label in enumerate(row_labels) if 1 in map(counts.get, classes_of(label))
+    ]
+    if labels.problem_type == SINGLE and len(row_labels) > 2 and len(single) > len(row_labels) / 2:
         raise RecipeError(
-            f"A classification needs several examples of a class; {once:,} of the "
+            f"A classification needs several examples of a class; {len(single):,} of the "
             f"{len(row_labels):,} rows have a label in {labels.columns[0]!r} that no other row "
             "has. Name another column with --label_columns; for numbers, give --problem_type "
             "regression."
         )
+    if single:
+        names = [name for name, count in counts.items() if count == 1]
+        log(
+            f"note: classes with one example: {', '.join(names[:SHOWN])} "
+            f"({locate_first(train, single)})"
+        )
 
 
-def rarest_classes(labels: Labels, row_labels: Sequence[Label]) -> list[Hashable] | None:
+def rarest_classes(labels: Labels, encoded: Sequence[Any]) -> list[Hashable] | None:
     """Return the class of each row, of several the rarest, by which to split the rows evenly.
 
     Scores have none.
@@ -34,11 +47,31 @@ def rarest_classes(labels: Labels, row_labels: Sequence[Label]) -> list[Hashable
     if labels.problem_type == REGRESSION:
         return None
     if labels.problem_type == SINGLE:
-        return list(row_labels)
-    counts: Counter[str] = Counter()
-    for label in row_labels:
-        counts.update(classes_of(label))
-    return [min(classes_of(label), key=counts.__getitem__, default="") for label in row_labels]
+        return list(encoded)
+    flags = np.asarray(encoded)
+    # Of a row without a class, the number of classes.
+    counted = np.where(flags > 0, flags.sum(0), np.inf)
+    numbers = np.where(flags.any(1), counted.argmin(1), flags.shape[1])
+    return [int(number) for number in numbers]
+
+
+def note_missing_classes(labels: Labels, splits: Mapping[str, Dataset]) -> None:
+    """Log which classes of the training examples have no validation example, and thus no score."""
+    if labels.problem_type == REGRESSION or "validation" not in splits:
+        return
+    found = []
+    for name in ("train", "validation"):
+        rows = splits[name]["label"][:]
+        found.append(
+            {*np.flatnonzero(np.any(rows, axis=0)).tolist()} if np.ndim(rows) > 1 else {*rows}
+        )
+    missing = [labels.names[number] for number in sorted(found[0] - found[1])]
+    if missing:
+        more = ", ..." * (len(missing) > SHOWN)
+        log(
+            f"note: no validation example has the class {', '.join(missing[:SHOWN])}{more}: the "
+            "scores say nothing about it"
+        )
 
 
 def balanced_weights(labels: Labels, encoded: Sequence[Any]) -> tuple[float, ...]:
@@ -82,7 +115,7 @@ def _find_doubts(labels: Labels) -> list[str]:
     if labels.problem_type == SINGLE:
         if are_numbers(labels.names):
             doubts.append("numbers as classes; for a score, give --problem_type regression")
-        for separator in "|;":
+        for separator in "|;,":
             if len([name for name in labels.names if separator in name]) > 1:
                 doubts.append(f"several labels in one text? Give --label_separator '{separator}'")
     spellings: dict[str, list[str]] = {}
@@ -93,19 +126,3 @@ def _find_doubts(labels: Labels) -> list[str]:
             listed = " and ".join(map(repr, names))
             doubts.append(f"{listed} are separate classes; if they are one, give --merge_labels")
     return doubts
-
-
-def describe_constant(classes: ClassScores) -> str | None:
-    """Return what to say of a model that predicts one class for all examples, or None."""
-    if classes.expected.ndim != 1 or len(np.unique(classes.expected)) < 2:
-        return None
-    if len(np.unique(classes.predicted)) > 1:
-        return None
-    predicted = classes.names[classes.predicted[0]]
-    counts = np.bincount(classes.expected)
-    most_frequent = classes.names[counts.argmax()]
-    return (
-        f"note: all {len(classes.predicted):,} predictions are {predicted!r}: the model tells no "
-        f"classes apart. Always {most_frequent!r} has the accuracy "
-        f"{counts.max() / counts.sum():.3f}. Try a third of --learning_rate, or more epochs."
-    )

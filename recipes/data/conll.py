@@ -12,7 +12,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from data.tag_dialects import is_entity_tag, kinds_of
+from data.tag_dialects import inside_of, is_entity_tag, kinds_of
 from houlsby_peft.tables import read_text
 from run.edge import RecipeError, log
 from run.run import WHERE
@@ -44,37 +44,28 @@ def read_conll(
     An empty line ends a sentence. Marks between documents and comments are left out.
     """
     text = read_text(path, encoding)
-    separator = _find_separator(text)
-    width = _find_width(text, separator)
-    sentences = []
-    for sentence in _read_sentences(path, text, separator, width):
-        sentences.append(sentence)
+    lines = [line for line in text.splitlines() if line.strip()]
+    # A tab that divides most lines, as a word may then hold blanks.
+    with_tab = sum("\t" in line for line in lines[:1000])
+    separator = "\t" if with_tab > len(lines[:1000]) / 2 else None
+    widths = Counter(len(line.split(separator)) for line in lines)
+    width = widths.most_common(1)[0][0] if widths else 0
+    sentences = list(_read_sentences(path, text, separator, width))
     if not sentences:
         return Dataset.from_dict({"tokens": [], "tags": [], WHERE: []})
     columns = _find_columns(path, sentences, width, word_column, tag_column)
     rows = []
     for sentence in sentences:
         words = [fields for fields in sentence.words if not columns.is_left_out(fields)]
-        tokens = [fields[columns.word] for fields in words]
-        tags = [fields[columns.tag] for fields in words]
+        tokens, tags = [], []
+        for fields in words:
+            # A word with blanks, as "New York", is several, of which predictions are made.
+            for number, word in enumerate(fields[columns.word].split()):
+                tag = fields[columns.tag]
+                tokens.append(word)
+                tags.append(inside_of(tag) if number else tag)
         rows.append({"tokens": tokens, "tags": tags, WHERE: f"line {sentence.line}"})
     return Dataset.from_list(rows)
-
-
-def _find_separator(text: str) -> str | None:
-    """Return the tab if it divides most lines, as a word may then hold blanks; else None."""
-    lines = [line for line in text.splitlines()[:1000] if line.strip()]
-    with_tab = sum("\t" in line for line in lines)
-    return "\t" if with_tab > len(lines) / 2 else None
-
-
-def _find_width(text: str, separator: str | None) -> int:
-    """Return the number of fields of most lines."""
-    widths: Counter[int] = Counter()
-    for line in text.splitlines():
-        if line.strip():
-            widths[len(line.split(separator))] += 1
-    return widths.most_common(1)[0][0] if widths else 0
 
 
 def _read_sentences(
@@ -84,8 +75,11 @@ def _read_sentences(
     # A line may hold the other characters that Python takes for the end of a line.
     for number, line in enumerate(text.split("\n"), start=1):
         fields = [field.strip() for field in line.strip("\r\n").split(separator)]
-        is_end = not line.strip() or fields[0] == "-DOCSTART-"
-        if is_end or (sentence is None and _is_comment(line, len(fields), width)):
+        is_end = not line.strip() or fields[0].startswith("-DOCSTART-")
+        # Before a sentence, as `# id = 3` or GermEval's source.
+        has_other_form = len(fields) != width or "=" in line or "://" in line
+        is_comment = sentence is None and line.startswith("#") and has_other_form
+        if is_end or is_comment:
             if sentence is not None:
                 yield sentence
             sentence = None
@@ -104,11 +98,6 @@ def _read_sentences(
         sentence.words.append(fields)
     if sentence is not None:
         yield sentence
-
-
-def _is_comment(line: str, fields: int, width: int) -> bool:
-    """Return whether a line before a sentence is a comment, as `# id = 3` or GermEval's source."""
-    return line.startswith("#") and (fields != width or "=" in line or "://" in line)
 
 
 @dataclass(frozen=True)
@@ -135,8 +124,11 @@ def _find_columns(
     _check_column("word", word_column, path, width)
     _check_column("tag", tag_column, path, width)
     has_index = width > 2 and _counts_up(sentences)
-    if has_index:
-        word, tag = _columns_behind_index(sentences, width)
+    if has_index and width == _CONLLU_FIELDS:
+        word, tag = _CONLLU_WORD, _CONLLU_TAG
+    elif has_index:
+        has_inner = width > 3 and _repeats_kinds(sentences, width)
+        word, tag = 2, width - 1 if has_inner else width
     elif width == 2 and word_column is None and tag_column is None:
         word, tag = _order(path, sentences)
     else:
@@ -157,15 +149,6 @@ def _check_column(name: str, column: int | None, path: Path, width: int) -> None
         raise RecipeError(
             f"--{name}_column must be from 1 to {width}, the columns of {path}; got {column}."
         )
-
-
-def _columns_behind_index(sentences: Sequence[_Sentence], width: int) -> tuple[int, int]:
-    """Return the columns of the word and of the tag where the first one numbers the words."""
-    if width == _CONLLU_FIELDS:
-        return _CONLLU_WORD, _CONLLU_TAG
-    if width > 3 and _repeats_kinds(sentences, width):
-        return 2, width - 1
-    return 2, width
 
 
 def _counts_up(sentences: Sequence[_Sentence]) -> bool:

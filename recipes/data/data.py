@@ -11,7 +11,7 @@ from datasets import Dataset, Value
 from transformers import PreTrainedTokenizerBase
 
 from houlsby_peft import AdapterError
-from houlsby_peft.tables import check_number_of_texts, is_title, match_column
+from houlsby_peft.tables import LABEL_COLUMNS, check_number_of_texts, is_title, match_column
 from houlsby_peft.tables import find_text_columns as find_usual_columns
 from run.edge import RecipeError, log
 from run.run import WHERE
@@ -41,8 +41,9 @@ def commit_of(data: Dataset) -> str | None:
 
 
 def lines_of(data: Dataset) -> list[str]:
-    """Return where each row is in the user's file, such as "12" for line 12."""
-    return [locate(data, row).removeprefix("line ") for row in range(len(data))]
+    """Return where each row is in the user's file, such as "12" for row 12 or line 12."""
+    places = [locate(data, row) for row in range(len(data))]
+    return [place.removeprefix("line ").removeprefix("row ") for place in places]
 
 
 def locate_first(data: Dataset, rows: Sequence[int]) -> str:
@@ -62,19 +63,24 @@ def rows_of(data: Dataset, columns: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 def find_text_columns(
-    data: Dataset, named: Sequence[str] | None, recorded: Sequence[str] | None = None
+    data: Dataset,
+    named: Sequence[str] | None,
+    recorded: Sequence[str] | None = None,
+    label_columns: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
     """Return the columns of a text or a pair of texts.
 
     They are those named on the command line, else those recorded if the data have all of them. Else
     they are found by their usual names. Without those, the column with the longest texts is used,
-    as it is in place of a title.
+    as it is in place of a title, or the one beside a column of labels.
     """
     longest = None if named or recorded else _find_longest(data)
     try:
-        # As `houlsby-peft predict` finds them.
+        # As `houlsby-peft predict` does.
         text_columns = tuple(find_usual_columns(columns_of(data), named, recorded=recorded))
     except AdapterError:
+        if longest is None and not named:
+            longest = _find_other(data, label_columns or LABEL_COLUMNS)
         if longest is None:
             raise
         log(f"no column has a usual name for text; {longest!r} has the longest")
@@ -83,6 +89,22 @@ def find_text_columns(
         text_columns = (longest,)
     check_number_of_texts(text_columns, recorded, "--text_columns", "This adapter")
     return text_columns
+
+
+def _find_other(data: Dataset, label_columns: Sequence[str]) -> str | None:
+    """Return the one column beside that of the labels, which has a usual name or, of two columns,
+    fewer values; None if there are more.
+    """
+    usual = {name.lower() for name in label_columns}
+    columns = columns_of(data)
+    others = [name for name in columns if name.strip().lower() not in usual]
+    if len(others) == 1 < len(columns):
+        return others[0]
+    counts = {name: len(set(map(str, data[name]))) for name in columns}
+    most, fewest = max(counts.values()), min(counts.values())
+    if len(columns) == 2 and most > len(data) / 2 >= fewest:
+        return max(counts, key=counts.__getitem__)
+    return None
 
 
 def _find_longest(data: Dataset) -> str | None:

@@ -1,22 +1,22 @@
 """Exports of annotation tools: Label Studio, Prodigy and doccano, and SQuAD's own files.
 
-What is read from them has the columns of any other table: `text` with `label`, a class or a list
-of classes, or with `spans`, the marked parts of a text. A span is an object with the characters
-`start` and `end`, and its `label`.
+A tool is known by a sign in all rows that no table has. What is read has the columns of any other
+table: `text` with `label`, a class or a list of classes, or with `spans`, the marked parts of a
+text. A span is an object with the characters `start` and `end`, and its `label`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from run.edge import RecipeError
+from run.edge import RecipeError, log
 from run.run import WHERE
 
 
 Row = dict[str, Any]
 Span = dict[str, Any]
-
-# What a text is called in the tasks of Label Studio and in doccano's older exports.
-_TEXTS = ("text", "data")
 
 
 def read_export(rows: Sequence[Row]) -> tuple[str, list[Row]] | None:
@@ -24,56 +24,88 @@ def read_export(rows: Sequence[Row]) -> tuple[str, list[Row]] | None:
 
     None: no known tool has.
     """
-    for tool, is_its_row, read_row in _TOOLS:
-        if any(is_its_row(row) for row in rows[:_SAMPLED]):
-            return tool, list(_read_rows(rows, read_row))
+    column = _doccano_column(rows)
+    if column is not None:
+        return "doccano", _read_rows("doccano", rows, partial(_read_doccano, column=column))
+    for tool, (is_its_row, read_row) in _TOOLS.items():
+        others = [row[WHERE] for row in rows if not is_its_row(row)]
+        if not others:
+            examples = _read_rows(tool, rows, read_row)
+            disputed = 0
+            if is_its_row is _is_label_studio:
+                disputed = sum(len(_count_answers(row)) > 1 for row in rows)
+            if disputed:
+                log(f"note: the annotations of {disputed:,} texts differ; the most frequent counts")
+            return tool, examples
+        if len(others) < len(rows):
+            raise RecipeError(
+                f"{len(others):,} rows are not like the others, which {tool} has exported, such as "
+                f"{others[0]}. Correct them, or leave them out."
+            )
     return None
 
 
-def _read_rows(rows: Sequence[Row], read_row: Callable[[Row], list[Row]]) -> Iterator[Row]:
+def _read_rows(tool: str, rows: Sequence[Row], read_row: Callable[[Row], list[Row]]) -> list[Row]:
+    examples = []
     for row in rows:
         try:
-            examples = read_row(row)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            examples += [{**example, WHERE: row[WHERE]} for example in read_row(row)]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise RecipeError(
-                f"{row[WHERE]} is not like the others of this export: it lacks {error}. Correct "
-                "it, or leave it out."
+                f"{row[WHERE]} is not as {tool} exports it: {type(error).__name__} {error}. "
+                "Correct it, or leave it out."
             ) from error
-        for example in examples:
-            yield {**example, WHERE: row[WHERE]}
+    return examples
 
 
-# Label Studio: a task has `data`, and `annotations` with results. JSON-MIN has them side by side.
+def as_span(start: Any, end: Any, label: Any) -> Span:
+    """Return a span, whose ends may be text, as "12"."""
+    return {"start": int(start), "end": min(int(end), 2**31), "label": str(label)}
+
+
+# Label Studio: a task has `data`, and `annotations` with results. JSON-MIN and CSV have them side
+# by side.
 
 
 def _is_label_studio(row: Row) -> bool:
-    return isinstance(row.get("data"), Mapping) and "annotations" in row
+    return isinstance(row.get("data"), Mapping) and isinstance(row.get("annotations"), list)
 
 
 def _read_label_studio(row: Row) -> list[Row]:
-    """Return the text of a task with its first annotation that has not been cancelled."""
+    """Return the text of a task with what most of its annotations say."""
     example = {name: value for name, value in row["data"].items() if isinstance(value, str)}
+    counts = _count_answers(row)
+    if not counts:
+        return [example | {"label": None}]
+    return [example | json.loads(counts.most_common(1)[0][0])]
+
+
+def _count_answers(row: Row) -> Counter[str]:
+    """Return what the annotations of a task say that were not cancelled, as JSON, and how often."""
+    answers: Counter[str] = Counter()
     for annotation in row["annotations"]:
         if not annotation.get("was_cancelled"):
-            return [example | _read_results(annotation["result"])]
-    return [example | {"label": None}]
+            answers[json.dumps(_read_results(annotation["result"]), sort_keys=True)] += 1
+    return answers
 
 
 def _read_results(results: Sequence[Mapping[str, Any]]) -> Row:
-    """Return the labels of an annotation: marked parts, classes, or a number of stars."""
-    spans: list[Span] = []
-    classes: list[str] = []
+    """Return the labels of an annotation: marked parts, classes, or a number of stars.
+
+    What has no label, such as a comment on a part, is left out.
+    """
+    answer: Row = {}
     for result in results:
         value = result.get("value", {})
-        if "start" in value:
-            spans += _spans_of(value, value["labels"])
+        if "hypertextlabels" in value:
+            raise ValueError("marked parts of HTML are not read; export them as plain text")
+        if "labels" in value:
+            answer.setdefault("spans", []).extend(_spans_of(value))
         elif "choices" in value:
-            classes += value["choices"]
+            answer.setdefault("label", []).extend(_list(value["choices"]))
         elif "rating" in value:
-            return {"label": value["rating"]}
-    if spans:
-        return {"spans": spans}
-    return {"label": classes}
+            answer["label"] = value["rating"]
+    return answer or {"label": []}
 
 
 def _is_label_studio_min(row: Row) -> bool:
@@ -83,79 +115,86 @@ def _is_label_studio_min(row: Row) -> bool:
 def _read_label_studio_min(row: Row) -> list[Row]:
     example: Row = {}
     for name, value in row.items():
-        if _is_choices(value):
-            example["label"] = value["choices"]
-        elif _are_spans(value):
-            example["spans"] = [span for part in value for span in _spans_of(part, part["labels"])]
+        if isinstance(value, str) and value.startswith(('{"choices"', '[{"start"')):
+            value = json.loads(value)  # in CSV
+        if isinstance(value, Mapping) and "choices" in value:
+            example["label"] = _list(value["choices"])
+        elif isinstance(value, list) and value and "start" in value[0]:
+            example["spans"] = [span for part in value for span in _spans_of(part)]
         else:
             example[name] = value
     return [example]
 
 
-def _is_choices(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("choices"), list)
+def _spans_of(part: Mapping[str, Any]) -> list[Span]:
+    return [as_span(part["start"], part["end"], label) for label in _list(part.get("labels", []))]
 
 
-def _are_spans(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and "labels" in value[0] and "start" in value[0]
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list of labels, got {value!r}")
+    return value
 
 
-def _spans_of(part: Mapping[str, Any], labels: Sequence[str]) -> list[Span]:
-    return [{"start": part["start"], "end": part["end"], "label": label} for label in labels]
-
-
-# Prodigy: `answer` says whether the annotator has accepted the labels.
+# Prodigy: `answer` says whether the annotator has accepted the labels; each row has hashes.
 
 
 def _is_prodigy(row: Row) -> bool:
-    return row.get("answer") in ("accept", "reject", "ignore") and "text" in row
+    return {"_input_hash", "_task_hash", "answer"} <= row.keys()
 
 
 def _read_prodigy(row: Row) -> list[Row]:
     """Return the text of an accepted example; a rejected label is the class "not" and the label."""
+    is_accepted = row["answer"] == "accept"
     if row["answer"] == "ignore":
         return []
-    if "spans" in row and "label" not in row and "accept" not in row:
-        spans = []
-        for span in row["spans"]:
-            spans.append({name: span[name] for name in ("start", "end", "label")})
-        return [{"text": row["text"], "spans": spans}] if row["answer"] == "accept" else []
+    if "label" in row:
+        label = row["label"] if is_accepted else f"not {row['label']}"
+        return [{"text": row["text"], "label": label}]
+    if not is_accepted:
+        return []
     if "accept" in row:
-        return [{"text": row["text"], "label": row["accept"]}] if row["answer"] == "accept" else []
-    label = row["label"] if row["answer"] == "accept" else f"not {row['label']}"
-    return [{"text": row["text"], "label": label}]
+        return [{"text": row["text"], "label": row["accept"]}]
+    spans = [as_span(span["start"], span["end"], span["label"]) for span in row.get("spans", [])]
+    return [{"text": row["text"], "spans": spans}]
 
 
-# doccano: `label` has [start, end, label], `entities` has objects with offsets.
+# doccano: `label`, or in other versions `labels` or `entities`, has [start, end, label], or objects
+# with offsets. Where all are empty, nothing tells it from a table.
 
 
-def _is_doccano_spans(row: Row) -> bool:
-    return bool(_doccano_spans(row))
+def _doccano_column(rows: Sequence[Row]) -> str | None:
+    """Return the column in which all rows have lists of marked parts, and some of them do."""
+    for name in ("entities", "labels", "label"):
+        columns = [row.get(name) for row in rows]
+        parts = [part for value in columns if isinstance(value, list) for part in value]
+        are_lists = all(isinstance(value, list) for value in columns)
+        if parts and are_lists and all(map(_is_marked_part, parts)):
+            return name
+    return None
 
 
-def _read_doccano_spans(row: Row) -> list[Row]:
-    (text,) = [row[name] for name in _TEXTS if name in row]
-    return [{"text": text, "spans": _doccano_spans(row)}]
+def _is_marked_part(part: Any) -> bool:
+    if isinstance(part, Mapping):
+        return "start_offset" in part
+    return isinstance(part, list) and len(part) == 3 and isinstance(part[2], str)
 
 
-def _doccano_spans(row: Row) -> list[Span]:
+def _read_doccano(row: Row, column: str) -> list[Row]:
     spans = []
-    parts = row.get("entities") or row.get("labels") or row.get("label")
-    for part in parts if isinstance(parts, list) else []:
-        if isinstance(part, Mapping) and "start_offset" in part:
-            labels = [part["label"]]
-            spans += _spans_of({"start": part["start_offset"], "end": part["end_offset"]}, labels)
-        elif isinstance(part, list) and len(part) == 3 and isinstance(part[0], int):
-            start, end, label = part
-            spans.append({"start": start, "end": end, "label": label})
-    return spans
+    for part in row[column]:
+        if isinstance(part, Mapping):
+            part = (part["start_offset"], part["end_offset"], part["label"])
+        spans.append(as_span(*part))
+    return [{"text": row["text" if "text" in row else "data"], "spans": spans}]
 
 
 # SQuAD's own files: articles with paragraphs, which have questions.
 
 
 def _is_squad(row: Row) -> bool:
-    return isinstance(row.get("paragraphs"), list)
+    paragraphs = row.get("paragraphs")
+    return isinstance(paragraphs, list) and all("qas" in paragraph for paragraph in paragraphs)
 
 
 def _read_squad(row: Row) -> list[Row]:
@@ -174,11 +213,9 @@ def _read_squad(row: Row) -> list[Row]:
     return examples
 
 
-_SAMPLED = 100  # rows by which a tool is recognized
-_TOOLS: tuple[tuple[str, Callable[[Row], bool], Callable[[Row], list[Row]]], ...] = (
-    ("Label Studio", _is_label_studio, _read_label_studio),
-    ("Label Studio (JSON-MIN)", _is_label_studio_min, _read_label_studio_min),
-    ("Prodigy", _is_prodigy, _read_prodigy),
-    ("doccano", _is_doccano_spans, _read_doccano_spans),
-    ("SQuAD", _is_squad, _read_squad),
-)
+_TOOLS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], list[Row]]]] = {
+    "Label Studio": (_is_label_studio, _read_label_studio),
+    "Label Studio (JSON-MIN)": (_is_label_studio_min, _read_label_studio_min),
+    "Prodigy": (_is_prodigy, _read_prodigy),
+    "SQuAD": (_is_squad, _read_squad),
+}

@@ -11,15 +11,7 @@ import numpy as np
 from datasets import Dataset, List, Value
 
 from data.data import keep_rows, locate
-from data.label_reading import (
-    Label,
-    are_numbers,
-    classes_of,
-    declared_classes,
-    find_label_columns,
-    read_labels,
-    read_number,
-)
+from data.label_column import Label, are_numbers, classes_of, read_number
 from run.edge import RecipeError
 
 
@@ -54,14 +46,14 @@ class Labels:
     problem_type: str
     names: tuple[str, ...]
 
-    def encode(self, data: Dataset, name: str) -> Dataset:
-        """Replace the labels of the split `name` by the column `label`.
+    def encode(self, data: Dataset, labels: Sequence[Label], name: str) -> Dataset:
+        """Replace the labels of the split `name`, as they are written, by the column `label`.
 
         It holds class numbers, scores, or a list with 0 or 1 for each class. Rows with a class that
         no training example has are left out, unless they are the most.
         """
         rows, values, unknown = [], [], {}
-        for row, label in enumerate(read_labels(data, self.columns, name)):
+        for row, label in enumerate(labels):
             try:
                 values.append(self._encode_label(label))
                 rows.append(row)
@@ -126,11 +118,19 @@ class Labels:
 
 
 def find_labels(
-    train: Dataset, named: Sequence[str] | None, problem_type: str | None = None
+    labels: Sequence[Label],
+    columns: tuple[str, ...],
+    declared: tuple[str, ...] = (),
+    problem_type: str | None = None,
 ) -> Labels:
-    """Return what the labels of the training examples are; `problem_type` is that of a flag."""
-    columns = find_label_columns(train, named)
-    labels = read_labels(train, columns)
+    """Return what the labels of the training examples are.
+
+    Args:
+        labels: The labels as they are written.
+        columns: Their columns.
+        declared: The names of classes that the data set declares.
+        problem_type: The kind that the user gives.
+    """
     problem_type = problem_type or _guess_problem_type(labels)
     if problem_type == REGRESSION:
         if len(columns) > 1:
@@ -138,10 +138,8 @@ def find_labels(
                 f"A regression needs one column, got --label_columns {' '.join(columns)}. Name one."
             )
         return Labels(columns, REGRESSION, columns)
-    classes = _find_classes(labels)
-    names = columns
-    if len(columns) == 1:
-        names = declared_classes(train, columns[0]) or classes
+    classes = classes_in(labels)
+    names = columns if len(columns) > 1 else declared or classes
     if len(names) < 2 or (problem_type == SINGLE and len(classes) < 2):
         raise RecipeError(
             f"A classification needs training examples of two classes; the column {columns[0]!r} "
@@ -165,7 +163,7 @@ def _guess_problem_type(labels: Sequence[Label]) -> str:
     return REGRESSION if are_scores and np.ptp(numbers) > 0 else SINGLE
 
 
-def _find_classes(labels: Sequence[Label]) -> tuple[str, ...]:
+def classes_in(labels: Sequence[Label]) -> tuple[str, ...]:
     """Return the classes that occur, in the order of their names, or as numbers if all are."""
     names: set[str] = set()
     for label in labels:

@@ -1,44 +1,55 @@
 """Data sets from files and from the Hub, as splits: train, validation and test.
 
-The column WHERE of each split says where a row is in the user's file, such as "line 12".
+The column WHERE of each split says where a row is in the user's file, such as "row 12".
 """
 
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset, concatenate_datasets, disable_progress_bars, load_dataset
-from pyarrow.parquet import read_table
+from datasets import (
+    Dataset,
+    concatenate_datasets,
+    disable_progress_bars,
+    load_dataset,
+    load_from_disk,
+)
+from datasets.data_files import SPLIT_KEYWORDS
+from pyarrow.parquet import read_table as read_parquet
 from transformers import TrainingArguments
 
 from data.conll import read_conll
 from data.exports import read_export
 from houlsby_peft.tables import (
     OTHER_NAMES,
-    TableReader,
-    find_format,
-    open_content,
+    READ,
+    Table,
+    match_column,
+    read_content,
+    read_table,
     read_text,
-    without_compression,
+    suffix_of,
 )
 from run.arguments import DataArguments, ReadOptions
 from run.edge import RecipeError, log, looks_like_a_path
 from run.run import WHERE
 
 
-# The splits, and the names of their files.
-SPLITS = {
-    "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev", "validation_matched"),  # the last is MNLI's
-    "test": ("test",),
-}
+Files = dict[str, list[Path]]  # of each split
+
 _LISTED = 5  # files in a message
 _SAMPLED = 1000  # lines by which a format is told
 _DETECTED = ReadOptions()
+_FASTTEXT = re.compile(r"((?:__label__\S+\s+)+)(\S.*)")
+# The extensions of files with a word per line.
+_WORDS = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2", ".bilou")
+# The extensions of the files that are read, in the order in which they are preferred.
+READERS = (*READ, *OTHER_NAMES, *_WORDS)
 
 if not sys.stderr.isatty():
     disable_progress_bars()
@@ -46,97 +57,136 @@ if not sys.stderr.isatty():
 
 def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str, Dataset]:
     """Load train and, if present, validation and test, from files or from the Hub."""
-    with training.main_process_first():
-        splits = {}
-        files = files_of(arguments)
-        for split, path in files.items():
-            splits[split] = read_file(path, arguments.read_options)
-        _report_unused(Path(arguments.data).expanduser(), files)
-        if "train" in splits:
-            return splits
-        if looks_like_a_path(arguments.data):
-            raise _no_split(Path(arguments.data).expanduser(), "train")
-        return {**_load_from_hub(arguments.data, arguments.data_config), **splits}
-
-
-def _report_unused(folder: Path, files: Mapping[str, Path]) -> None:
-    """Log which files in a folder of data are not read, as no split has their names."""
-    if not folder.is_dir() or folder in files.values():
-        return
-    unused = []
-    for file in sorted(folder.iterdir()):
-        if _has_reader(file) and file not in files.values():
-            unused.append(file.name)
-    if unused:
-        more = ", ..." * (len(unused) > _LISTED)
-        log(f"note: not used in {folder}: {', '.join(unused[:_LISTED])}{more}")
-
-
-def files_of(arguments: DataArguments) -> dict[str, Path]:
-    """Return the files of a data set, by their splits; those on the Hub have none."""
     path = Path(arguments.data).expanduser()
-    files = {"train": path} if path.is_file() else find_splits(path)
-    for split, name in (("validation", arguments.validation_file), ("test", arguments.test_file)):
-        if name is not None:
-            files[split] = Path(name).expanduser()
-    if path.is_dir() and "train" not in files:
-        files = {**_find_unnamed(path, files), **files}
-    return files
+    with training.main_process_first():
+        files = files_of(arguments)
+        if _is_saved(path):
+            splits = _name_splits(load_from_disk(path), arguments.data)
+        elif "train" not in files and not looks_like_a_path(arguments.data):
+            on_hub = load_dataset(arguments.data, arguments.data_config)
+            splits = _name_splits(on_hub, arguments.data)
+        else:
+            splits = {}
+        for split, paths in files.items():
+            if not _is_saved(paths[0]):
+                splits[split] = read_files(paths, arguments.read_options)
+        if "train" not in splits:
+            raise _no_split(path, "train")
+        if [*splits] == ["train"]:
+            splits = _divide_by_column(splits["train"], arguments.data)
+        for split, data in splits.items():
+            names = [file.name for file in files.get(split, files.get("train", ()))]
+            log(f"{split}: {len(data):,} rows of {_list(names or [arguments.data])}")
+        unused = {*_readable(path, "*")} - {*chain.from_iterable(files.values())}
+        if unused and not _is_saved(path):
+            names = sorted(file.name for file in unused)
+            log(f"note: not used in {path}: {_list(names)}")
+        return splits
 
 
-def find_splits(folder: Path) -> dict[str, Path]:
-    """Return the files of the splits that a folder has."""
-    files = {}
-    for split in SPLITS:
-        file = find_split(folder, split)
-        if file is not None:
-            files[split] = file
-    return files
-
-
-def find_split(folder: Path, split: str) -> Path | None:
-    """Return the file or folder of a split in a folder, such as train.csv or Train.CSV, or None.
-
-    Of several files, the one whose extension comes first in READERS is used. A folder comes last.
-    """
-    if not folder.is_dir():
-        return None
-    paths = sorted(folder.iterdir())
-    files = {without_compression(path).name.lower(): path for path in paths}
-    for name in SPLITS.get(split, (split,)):
-        for extension in (*READERS, ""):
-            path = files.get(f"{name}{extension}")
-            if path is not None and path.is_dir() == (extension == ""):
-                return path
+def split_of(name: str) -> str | None:
+    """Return the split that a part of a name stands for, by the rules of `datasets`."""
+    parts = set(re.split(r"[-._ 0-9]+", name.lower()))
+    for split, keywords in SPLIT_KEYWORDS.items():
+        if parts & {*keywords}:
+            return str(split)
     return None
 
 
-def _find_unnamed(folder: Path, files: Mapping[str, Path]) -> dict[str, Path]:
-    """Return what a folder without a file called train has to train on.
+def files_of(arguments: DataArguments) -> Files:
+    """Return the files of a data set, by their splits; those on the Hub have none."""
+    path = Path(arguments.data).expanduser()
+    files: Files = {}
+    if path.is_file() or _is_saved(path):
+        files["train"] = [path]
+    elif path.is_dir():
+        files = find_splits(path)
+    if arguments.more_data:
+        files["train"] = [*files.get("train", ()), *map(Path, arguments.more_data)]
+    for split, name in (("validation", arguments.validation_file), ("test", arguments.test_file)):
+        if name is not None:
+            files[split] = [Path(name).expanduser()]
+    return files
 
-    It is the only file without the name of a split, or else the folder, if its files are all of one
-    format, or if it has a folder of texts for each class.
+
+def _is_saved(path: Path) -> bool:
+    """Return whether `save_to_disk` of the library datasets has written a folder."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def find_splits(folder: Path) -> Files:
+    """Return the files of the splits in a folder or its subfolder `data`, by their names.
+
+    Without files, its folders have these names, or those of classes. What has no split's name is to
+    train on, unless a file has.
     """
-    unnamed = [path for path in _files_in(folder) if path not in files.values()]
-    if len(unnamed) == 1:
-        return {"train": unnamed[0]}
-    formats = {without_compression(path).suffix.lower() for path in unnamed}
-    if not files and (len(formats) == 1 or _texts_by_class(folder)):
-        return {"train": folder}
-    return {}
+    named = {path: path.name for path in _readable(folder, "*") or _readable(folder, "data/*")}
+    if not named:
+        paths = [*_readable(folder, "*/*"), *_readable(folder, "*/*/*.txt")]
+        named = {path: path.relative_to(folder).parts[0] for path in paths}
+    files: Files = {}
+    unnamed = []
+    for path, name in named.items():
+        split = split_of(name)
+        if split is None:
+            unnamed.append(path)
+        else:
+            files.setdefault(split, []).append(path)
+    if "train" not in files and unnamed:
+        # Beside tables, a text is a note on them.
+        tables = [path for path in unnamed if suffix_of(path) != ".txt"]
+        files["train"] = tables or unnamed
+    for split in files:
+        files[split] = _one_of_each_name(files[split])
+        _check_parts(files[split], split)
+    return {split: files[split] for split in ("train", "validation", "test") if split in files}
 
 
-def _files_in(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.is_file() and _has_reader(path)]
+def _readable(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a pattern that can be read, without hidden ones."""
+    paths = []
+    for path in sorted(folder.glob(pattern)):
+        if path.is_file() and suffix_of(path) in READERS and not path.name.startswith((".", "~")):
+            paths.append(path)
+    return paths
 
 
-def _has_reader(path: Path) -> bool:
-    return without_compression(path).suffix.lower() in READERS
+def _one_of_each_name(paths: Sequence[Path]) -> list[Path]:
+    """Return the files without those that only have another extension, as of the same data."""
+    by_preference = sorted(paths, key=lambda path: READERS.index(suffix_of(path)))
+    of_names = {path.with_name(path.name.partition(".")[0]): path for path in by_preference[::-1]}
+    return [path for path in paths if path in of_names.values()]
 
 
-def _texts_by_class(folder: Path) -> list[Path]:
-    """Return the texts in a folder that has a folder for each class: `billing/1.txt`."""
-    return sorted(folder.glob("*/*.txt"))
+def _check_parts(paths: Sequence[Path], split: str) -> None:
+    """Refuse to read files as one whose names differ by a word, unless each is a text."""
+    names = {re.sub(r"\d+", "0", path.name.partition(".")[0].lower()) for path in paths}
+    if len(names) > 1 and not _are_texts_of_classes(paths):
+        raise RecipeError(
+            f"{_list([path.name for path in paths])} have different names: are they parts of "
+            f"{split}? Then name each: houlsby-peft train {paths[0]} {paths[1]}. Otherwise, call "
+            "the files of a folder train, validation and test."
+        )
+
+
+def _are_texts_of_classes(paths: Sequence[Path]) -> bool:
+    """Return whether files are texts in a folder for each class: `billing/1.txt`."""
+    return len({path.parent for path in paths}) > 1 and {suffix_of(path) for path in paths} == {
+        ".txt"
+    }
+
+
+def find_split(folder: Path, split: str) -> Path | None:
+    """Return the file of a split in a folder, such as train.csv or Train.CSV, or None."""
+    names = [split, *(SPLIT_KEYWORDS.get(split, ()) if split in SPLIT_KEYWORDS else ())]
+    for name in names:
+        for extension in READERS:
+            for path in sorted(folder.glob("*")):
+                if path.name.lower().startswith(f"{name}{extension}") and (
+                    suffix_of(path) == extension
+                ):
+                    return path
+    return None
 
 
 def read_split(folder: Path, split: str) -> Dataset:
@@ -147,23 +197,121 @@ def read_split(folder: Path, split: str) -> Dataset:
     return read_file(path)
 
 
+def _no_split(folder: Path, split: str) -> RecipeError:
+    names = sorted(file.name for file in folder.glob("*"))
+    return RecipeError(
+        f"{folder} has no split {split!r}: expected {split}{{{','.join(READERS)}}}, "
+        f"found {_list(names) or 'nothing'}."
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + f" and {len(names) - _LISTED} more" * (len(names) > _LISTED)
+
+
+def _name_splits(data: Any, name: str) -> dict[str, Dataset]:
+    """Return the splits of a data set of the library datasets by our names."""
+    if isinstance(data, Dataset):
+        data = {"train": data}
+    splits: dict[str, Dataset] = {}
+    for split in data:
+        # MNLI has two validation splits; the first is the matched one.
+        splits.setdefault(split_of(split) or split, _number_rows(data[split]))
+    if "train" not in splits:
+        raise RecipeError(f"{name} must have a split 'train', it has {', '.join(data)}.")
+    return {split: splits[split] for split in ("train", "validation", "test") if split in splits}
+
+
+def _divide_by_column(data: Dataset, name: str) -> dict[str, Dataset]:
+    """Return the splits that a column names, which is called `split` or has no other values.
+
+    Without one, all rows are to train on.
+    """
+    column = match_column(data.column_names, "split") or _find_split_column(data)
+    values = [str(value) for value in data[column]] if column else []
+    rows: dict[str | None, list[int]] = {}
+    for row, value in enumerate(values):
+        rows.setdefault(split_of(value), []).append(row)
+    if column is None or "train" not in rows or len(rows) == 1:
+        return {"train": data}
+    if None in rows:
+        raise RecipeError(
+            f"{name}: the column {column!r} must name train, validation or test in each row; "
+            f"{data[rows[None][0]][WHERE]} has {values[rows[None][0]]!r}. Correct it, leave the "
+            "row out, or rename the column."
+        )
+    log(f"the column {column!r} names the splits")
+    data = data.remove_columns(column)
+    order = ("train", "validation", "test")
+    return {split: data.select(rows[split]) for split in order if split in rows}
+
+
+def _find_split_column(data: Dataset) -> str | None:
+    """Return the column in which every value is the name of a split, whatever its own name is."""
+    names = {*chain.from_iterable(SPLIT_KEYWORDS.values())}
+    for column in data.column_names:
+        if column != WHERE and "string" in str(getattr(data.features[column], "dtype", None)):
+            values = {str(value).lower() for value in data.unique(column)}
+            if len(values) > 1 and "train" in values and values <= names:
+                return str(column)
+    return None
+
+
+def read_files(paths: Sequence[Path], options: ReadOptions = _DETECTED) -> Dataset:
+    """Read files as one, or the texts of classes, which have a folder each."""
+    if len(paths) == 1:
+        return read_file(paths[0], options)
+    if _are_texts_of_classes(paths):
+        rows = []
+        for path in paths:
+            text = read_text(path, options.encoding)
+            rows.append({"text": text, "label": path.parent.name, WHERE: f"file {path}"})
+        return Dataset.from_list(rows)
+    parts = []
+    for path in paths:
+        part = read_file(path, options)
+        places = [f"{path.name} {place}" for place in part[WHERE]]
+        parts.append(part.remove_columns(WHERE).add_column(WHERE, places))
+    shared = [name for name in parts[0].column_names if all(name in p.features for p in parts)]
+    if shared == [WHERE]:
+        raise RecipeError(f"{_list([path.name for path in paths])} have no column in common.")
+    parts = [part.select_columns(shared) for part in parts]
+    if all(part.features == parts[0].features for part in parts):
+        return concatenate_datasets(parts)
+    return _make_data(list(chain.from_iterable(part.to_list() for part in parts)))
+
+
 def read_file(path: Path, options: ReadOptions = _DETECTED) -> Dataset:
-    """Read a file by its content or its extension, one of READERS, or all files of a folder."""
-    if path.is_dir():
-        return _read_folder(path, options)
-    suffix = without_compression(path).suffix.lower()
-    has_words = suffix in _WORDS or (options.has_words and _has_sentences(path, suffix, options))
-    if has_words:
+    """Read a file by its content or its extension, one of READERS."""
+    suffix = suffix_of(path)
+    if suffix in _WORDS or (options.has_words and _has_sentences(path, suffix, options)):
         data = read_conll(path, options.encoding, options.word_column, options.tag_column)
-    elif suffix == ".txt":
-        data = _read_texts(path, options.encoding)
-    elif suffix in READERS:
-        data = _read_table(path, options)
-    else:
+        if not len(data):
+            raise RecipeError(f"{path} has no rows. Give a file with some.")
+        return data
+    if suffix not in READERS:
         raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it.")
-    if not len(data):
+    if read_content(path).startswith(b"PAR1"):
+        # The file may declare the names of classes, which Dataset reads.
+        try:
+            return _number_rows(Dataset(read_parquet(pa.BufferReader(read_content(path)))))
+        except pa.ArrowException as error:
+            raise RecipeError(f"{path} is damaged: {error}.") from error
+    table = read_table(path, options.encoding, options.has_header)
+    _log_format(table, is_guessed=options.encoding is None)
+    rows = []
+    for number, row in zip(table.numbers, table.rows, strict=True):
+        row.pop("", None)
+        rows.append({**row, WHERE: f"row {number}"})
+    if table.format == ".txt":
+        rows = _read_lines(rows)
+    export = read_export(rows)
+    if export is not None:
+        tool, rows = export
+        log(f"{path}: an export of {tool}, with {len(rows):,} examples")
+    if not rows:
         raise RecipeError(f"{path} has no rows. Give a file with some.")
-    return data
+    return _make_data(rows)
 
 
 def _has_sentences(path: Path, suffix: str, options: ReadOptions) -> bool:
@@ -174,69 +322,22 @@ def _has_sentences(path: Path, suffix: str, options: ReadOptions) -> bool:
     return "" in map(str.strip, lines[:_SAMPLED])
 
 
-def _read_folder(folder: Path, options: ReadOptions) -> Dataset:
-    """Read the texts of classes, which have a folder each, or all files of a folder as one."""
-    texts = _texts_by_class(folder)
-    if texts:
-        rows = []
-        for path in texts:
-            text = read_text(path, options.encoding)
-            rows.append({"text": text, "label": path.parent.name, WHERE: f"file {path}"})
-        classes = sorted({path.parent.name for path in texts})
-        log(f"{folder}: {len(rows):,} texts in folders of classes: {', '.join(classes[:_LISTED])}")
-        return Dataset.from_list(rows)
-    parts = []
-    for path in _files_in(folder):
-        part = read_file(path, options)
-        places = [f"{path.name} {place}" for place in part[WHERE]]
-        parts.append(part.remove_columns(WHERE).add_column(WHERE, places))
-    if not parts:
-        raise _no_split(folder, "train")
-    log(f"{folder}: {len(parts)} files are read as one")
-    return concatenate_datasets(parts)
-
-
-def _no_split(folder: Path, split: str) -> RecipeError:
-    names = ", ".join(sorted(file.name for file in folder.glob("*")))
-    return RecipeError(
-        f"{folder} has no split {split!r}: expected {split}{{{','.join(READERS)}}}, "
-        f"found {names or 'nothing'}."
-    )
-
-
-def _load_from_hub(name: str, config: str | None) -> dict[str, Dataset]:
-    on_hub = load_dataset(name, config)
-    if "train" not in on_hub:
-        raise RecipeError(f"{name} must have a split 'train', it has {', '.join(on_hub)}.")
-    splits = {}
-    for split, names in SPLITS.items():
-        for name in reversed(names):
-            if name in on_hub:
-                splits[split] = _number_rows(on_hub[name])
-    return splits
+def _read_lines(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines with text; those of fastText, `__label__a text`, with their labels."""
+    lines = [
+        {**row, WHERE: row[WHERE].replace("row", "line")} for row in rows if row["text"].strip()
+    ]
+    matches = [_FASTTEXT.fullmatch(row["text"].strip()) for row in lines]
+    if not lines or not all(matches):
+        return lines
+    for row, match in zip(lines, matches, strict=True):
+        labels = match[1].replace("__label__", "").split()  # type: ignore[index]
+        row |= {"text": match[2], "label": labels[0] if len(labels) == 1 else labels}  # type: ignore[index]
+    return lines
 
 
 def _number_rows(data: Dataset) -> Dataset:
     return data.add_column(WHERE, [f"row {row}" for row in range(len(data))])
-
-
-def _read_table(path: Path, options: ReadOptions) -> Dataset:
-    """Read a table, or the export of an annotation tool, without columns that have no name."""
-    if find_format(path) == ".parquet":
-        # The file may declare the names of classes, which Dataset reads.
-        with open_content(path) as file:
-            return _number_rows(Dataset(read_table(file)))
-    table = TableReader(path, options.encoding, options.has_header)
-    _log_format(table, is_guessed=options.encoding is None)
-    rows = []
-    for number, row in table.rows():
-        row.pop("", None)
-        rows.append({**row, WHERE: f"{table.unit} {number}"})
-    export = read_export(rows)
-    if export is not None:
-        tool, rows = export
-        log(f"{path}: an export of {tool}, with {len(rows):,} examples")
-    return _make_data(rows)
 
 
 def _make_data(rows: Sequence[Mapping[str, Any]]) -> Dataset:
@@ -259,37 +360,14 @@ def _as_array(values: Sequence[Any]) -> pa.Array:
         return pa.array(texts)
 
 
-def _log_format(table: TableReader, is_guessed: bool) -> None:
+def _log_format(table: Table, is_guessed: bool) -> None:
     """Log how a table was read, so that a wrong guess is seen."""
-    message = f"{table.path}: {table.count:,} rows"
+    message = f"{table.path}: {len(table.rows):,} rows"
     if table.format in (".csv", ".tsv"):
         message += f", separator {table.separator!r}"
-    if table.format in (".csv", ".tsv", ".jsonl", ".json"):
+    if table.format in (".csv", ".tsv", ".jsonl", ".json", ".txt"):
         encoding = table.encoding.removesuffix("-sig").replace("utf", "UTF")
         message += f", encoding {encoding}"
         if is_guessed and not encoding.startswith("UTF"):
             message += " (if letters look wrong, name another with --encoding)"
     log("\nnote: ".join([message, *table.notes]))
-
-
-def _read_texts(path: Path, encoding: str | None) -> Dataset:
-    """Read one text per line as the column `text`, without empty lines."""
-    rows = []
-    for number, line in _lines_of(path, encoding):
-        if line.strip():
-            rows.append({"text": line, WHERE: f"line {number}"})
-    return Dataset.from_list(rows)
-
-
-def _lines_of(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
-    """Return the lines of a text file with their numbers, from 1 on."""
-    return enumerate(read_text(path, encoding).split("\n"), start=1)
-
-
-# The extensions of files with a word per line.
-_WORDS = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2", ".bilou")
-# The extensions of the files that are read, in the order in which they are preferred.
-READERS = (
-    ".parquet", ".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xlsm", ".xls", ".ods",
-    *OTHER_NAMES, ".txt", *_WORDS,
-)  # fmt: skip

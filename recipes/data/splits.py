@@ -15,7 +15,8 @@ from run.edge import RecipeError, log
 from run.run import CONTENT, describe_content
 
 
-VALIDATION_SHARE = 0.1
+VALIDATION_SHARE, SHARE_OF_FEW = 0.1, 0.2
+FEW = 100  # validation examples, from fewer of which a score is uncertain
 _FEWEST = 5  # examples of a label, one of which validation has in any case
 
 
@@ -31,8 +32,8 @@ def divide(
     """Return the splits to train on, with one for validation if the training evaluates.
 
     Given the `results` of a run, return those on which its model is scored: see split_to_score.
-    Of each of the `labels` of train, a tenth is for validation. Without `keep_repeated`, validation
-    has no text of the training examples.
+    Of each of the `labels` of train, a tenth or a fifth is for validation. Without `keep_repeated`,
+    validation has no text of the training examples.
     """
     if results is not None:
         return split_to_score(splits, arguments, results, labels, text_columns)
@@ -41,6 +42,11 @@ def divide(
     elif training.do_eval:
         splits = with_validation(splits, labels, text_columns)
         splits = without_training_texts(splits, text_columns)
+    if training.do_eval and len(splits["validation"]) < FEW:
+        log(
+            f"note: {len(splits['validation'])} validation examples say little: see the intervals "
+            "of the scores"
+        )
     return {**splits, "train": sample(splits["train"], arguments.max_train_samples)}
 
 
@@ -49,9 +55,10 @@ def with_validation(
     labels: Sequence[Hashable] | None = None,
     text_columns: Sequence[str] = (),
 ) -> dict[str, Dataset]:
-    """Return the splits with validation: without one, a random tenth of train is moved there.
+    """Return the splits with validation: without one, a random tenth of train is moved there, or a
+    fifth if a tenth is less than FEW.
 
-    It has a tenth of each label. Given the columns of the texts, rows with the same text stay
+    It has this share of each label. Given the columns of the texts, rows with the same text stay
     together. The rows do not depend on the seed of the run, so that runs with several seeds are
     scored on the same rows.
     """
@@ -87,12 +94,15 @@ def _number_texts(data: Dataset, text_columns: Sequence[str]) -> NDArray[np.int6
 
 
 def _draw_rows(text_numbers: NDArray[np.int64], labels: Sequence[Hashable] | None) -> list[int]:
-    """Draw a tenth of the texts, of each label alike, and return the first row of each.
+    """Draw a tenth or a fifth of the texts, of each label alike, and return the first row of each.
 
-    The texts of a label are spread evenly over 0 to 1, from a random start. The lowest tenth of all
-    is drawn: on average a tenth of a rare label as well, and of _FEWEST texts or more at least one.
+    The texts of a label are spread evenly over 0 to 1, from a random start. The lowest part of all
+    is drawn: on average as much of a rare label, and of _FEWEST texts or more at least one.
     """
     first_rows = set(np.unique(text_numbers, return_index=True)[1].tolist())
+    share = VALIDATION_SHARE
+    if VALIDATION_SHARE * len(first_rows) < FEW:
+        share = SHARE_OF_FEW
     generator = np.random.default_rng(0)
     rows_by_label: dict[Hashable, list[int]] = {}
     for row in generator.permutation(len(text_numbers)).tolist():
@@ -103,10 +113,10 @@ def _draw_rows(text_numbers: NDArray[np.int64], labels: Sequence[Hashable] | Non
     for rows in rows_by_label.values():
         start = generator.random()
         if len(rows) >= _FEWEST:
-            start *= min(1, VALIDATION_SHARE * len(rows))
+            start *= min(1, share * len(rows))
         for number, row in enumerate(rows[:-1]):  # the last one stays in training
             positions.append(((number + start) / len(rows), row))
-    count = max(1, round(VALIDATION_SHARE * len(first_rows)))
+    count = max(1, round(share * len(first_rows)))
     return [row for _, row in sorted(positions)[:count]]
 
 

@@ -40,6 +40,12 @@ def _read(tag: str) -> tuple[str, str] | None:
     return (match["letter"].upper(), match["kind"]) if match else None
 
 
+def inside_of(tag: str) -> str:
+    """Return the tag of a further word of what a tag begins."""
+    read = _read(tag)
+    return tag if read is None else f"I-{read[1]}"
+
+
 def find_scheme(tags: Iterable[str]) -> str | None:
     """Return the scheme of some tags; None if they mark no entities, as parts of speech."""
     tags_of_entities = set(tags) - {"O", "o"}

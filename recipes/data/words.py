@@ -1,6 +1,7 @@
 """Words and their tags from a data set: lists of words, lists as text, texts with marked spans."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 from datasets import Dataset, List, Value
 
 from data.data import check_columns, columns_of, find_column, keep_rows, locate, rows_of
-from data.label_forms import read_list
-from data.label_reading import declared_classes, read_labels
+from data.exports import as_span
+from data.label_column import LabelColumn, declared_classes, read_list
 from data.tag_dialects import as_iob2, is_iob
 from houlsby_peft.tables import match_column
 from run.edge import RecipeError, log
@@ -101,7 +102,7 @@ def _read_lists(
     check_columns(data, name, (), columns)
     data = _with_lists(data, columns)
     words = data[columns[0]]
-    tags = read_labels(data, [columns[1]], name)
+    tags = LabelColumn((columns[1],)).read(data, name)
     for row, (words_of_row, tags_of_row) in enumerate(zip(words, tags, strict=True)):
         if not _is_tagged(words_of_row, tags_of_row):
             raise RecipeError(
@@ -109,7 +110,7 @@ def _read_lists(
                 f"{locate(data, row)} has {str(words_of_row)[:100]} and {str(tags_of_row)[:100]}. "
                 "Correct it, or leave the row out."
             )
-    named = [_name_tags(tags_of_row, tag_names) for tags_of_row in tags]
+    named = [_name_tags(tags_of_row or (), tag_names) for tags_of_row in tags]
     return _make_data(data, list(words), as_iob2(named, name))
 
 
@@ -159,39 +160,46 @@ def _make_data(data: Dataset, words: list[list[str]], tags: list[list[str]]) -> 
 def _read_spans(data: Dataset, name: str) -> Dataset:
     """Return the words of texts, of which marked spans are entities.
 
-    A span that ends within a word marks the whole word. Of spans that overlap, the first counts.
+    A span that ends within a word marks the whole word. Of spans that overlap, the first counts;
+    those that mark no word, as beyond the end of the text, are left out.
     """
     check_columns(data, name, (), ("text", _SPANS))
     rows = [row for row, text in enumerate(data["text"]) if text and text.strip()]
     data = keep_rows(data, rows, name, "without text")
-    words, tags, overlaps = [], [], 0
-    for text, spans in zip(data["text"], data[_SPANS], strict=True):
+    words, tags, left_out = [], [], Counter[str]()
+    for row, (text, spans) in enumerate(zip(data["text"], data[_SPANS], strict=True)):
         matches = list(_WORD.finditer(text))
-        tags_of_text, overlaps_of_text = _mark(matches, spans or [])
         words.append([match[0] for match in matches])
-        tags.append(tags_of_text)
-        overlaps += overlaps_of_text
-    if overlaps:
-        log(f"{name}: {overlaps:,} spans overlap earlier ones and are left out")
+        try:
+            marked = [as_span(span["start"], span["end"], span["label"]) for span in spans or []]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecipeError(
+                f"{name}: a span must have the characters start and end, and a label; "
+                f"{locate(data, row)} has {str(spans)[:100]}. Correct it, or leave the row out."
+            ) from error
+        tags.append(_mark(matches, marked, left_out))
+    for reason, count in left_out.items():
+        log(f"{name}: {count:,} spans {reason} and are left out")
     return _make_data(data, words, tags)
 
 
 def _mark(
-    words: Sequence[re.Match[str]], spans: Sequence[Mapping[str, Any]]
-) -> tuple[list[str], int]:
-    """Return the tags of the words of a text in IOB2, and how many spans overlap earlier ones."""
+    words: Sequence[re.Match[str]], spans: Sequence[Mapping[str, Any]], left_out: Counter[str]
+) -> list[str]:
+    """Return the tags of the words of a text in IOB2; count the spans that are left out."""
     tags = ["O"] * len(words)
-    overlaps = 0
     for span in sorted(spans, key=itemgetter("start")):
         covered = []
         for number, word in enumerate(words):
             if word.start() < span["end"] and word.end() > span["start"]:
                 covered.append(number)
+        if not covered:
+            left_out["mark no word of their text"] += 1
         if {tags[number] for number in covered} - {"O"}:
-            overlaps += 1
+            left_out["overlap earlier ones"] += 1
             continue
         for number in covered:
             tags[number] = f"I-{span['label']}"
         for number in covered[:1]:
             tags[number] = f"B-{span['label']}"
-    return tags, overlaps
+    return tags

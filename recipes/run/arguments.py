@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.tables import without_compression
+from houlsby_peft.tables import suffix_of
 from run.edge import RecipeError, looks_like_a_path
 from run.training_arguments import RecipeTrainingArguments, flag
 
@@ -112,6 +112,9 @@ class DataArguments(EncoderArguments):
         "one such file, a folder with a folder of texts for each class, or the name of a data set "
         "on the Hub.",
     )
+    more_data: list[str] | None = flag(  # noqa: RUF009
+        default=None, help="Further files of the training data, with the same columns."
+    )
     data_config: str | None = flag(
         aliases=["--dataset_config_name"],
         default=None,
@@ -150,7 +153,9 @@ class DataArguments(EncoderArguments):
         if path.is_dir():
             name = path.resolve().name
         elif path.is_file():
-            name = without_compression(path).stem
+            name = path.name.removesuffix(path.suffix).removesuffix(suffix_of(path))
+            if name == "label_issues":  # of a run, corrected
+                name = f"{path.resolve().parent.name}_corrected"
         else:
             name = path.name
         return f"{name}_{self.data_config}" if self.data_config else name

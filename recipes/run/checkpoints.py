@@ -43,7 +43,7 @@ def _find_problem(checkpoint: Path) -> str | None:
     and end with other weights.
     """
     sealed = read_object(checkpoint / COMPLETE)
-    if sealed is None:
+    if not sealed:
         return "it is incomplete"
     present = _checksums(checkpoint)
     for name, checksum in sealed.items():

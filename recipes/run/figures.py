@@ -21,12 +21,13 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 
+from houlsby_peft.tables import defused
 from run.run import MOMENT, WHERE, is_houlsby
 from tasks.scores import (
     ClassScores,
     ValueScores,
-    defused,
     describe_majority,
     format_scores,
 )
@@ -34,6 +35,7 @@ from tasks.scores import (
 
 MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
 MAX_MISTAKES = 20
+FEWEST_TO_BIN = 100  # examples, from fewer of which a share by probability says nothing
 _MAX_EXAMPLE = 80  # characters of a text in a command
 
 COLUMN, PAGE = 3.3, 6.8  # width of one column and of a page, in inches
@@ -88,11 +90,12 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def draw_confusion(matrix: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
-    """Draw the share of each prediction (columns) among the examples of a label (rows)."""
+    """Draw the number of each prediction (columns) among the examples of a label (rows); the color
+    is its share.
+    """
     from sklearn.metrics import ConfusionMatrixDisplay  # only here, as the import takes a second
 
     totals = matrix.sum(axis=1)
-    shares = matrix / np.maximum(totals, 1)[:, None]
     labels = [_plain(name) for name in names]
     longest = max(map(len, labels))
     are_upright = longest * len(labels) > 30
@@ -103,37 +106,44 @@ def draw_confusion(matrix: NDArray[np.int64], names: Sequence[str], title: str) 
         height += 0.06 * longest
     figure: Figure
     figure, axes = plt.subplots(figsize=(width + 1 + 0.06 * longest, height))
-    if is_small:
-        unit, values, values_format, font_size = "share", shares, ".0%", 7.0
-    else:
-        unit, values, values_format, font_size = "percent", 100 * shares, ".0f", 5.5
-    ConfusionMatrixDisplay(values, display_labels=labels).plot(
+    display = ConfusionMatrixDisplay(matrix / np.maximum(totals, 1)[:, None], display_labels=labels)
+    display.plot(
         ax=axes,
         cmap="Blues",
         colorbar=False,
-        values_format=values_format,
+        im_kw={"vmin": 0, "vmax": 1},
         xticks_rotation="vertical" if are_upright else "horizontal",
         # Measuring hundreds of texts for the layout takes seconds.
-        text_kw={"fontsize": font_size, "in_layout": False},
+        text_kw={"fontsize": 7.0 if is_small else 5.5, "in_layout": False},
     )
-    counted = [f"{label} ({total:,})" for label, total in zip(labels, totals, strict=True)]
-    axes.set_yticks(range(len(names)), counted)
-    axes.set(xlabel="prediction", ylabel="label (examples)")
+    for text, count in zip(display.text_.flat, matrix.flat, strict=True):
+        text.set_text(f"{count:,}" if count else "")
+    axes.set(xlabel="prediction", ylabel="label")
     axes.spines[:].set_visible(False)
-    figure.suptitle(f"{_plain(title)}\n{unit} of the label's examples", fontsize=8)
+    figure.suptitle(f"{_plain(title)}\nnumber of examples", fontsize=8)
     return figure
 
 
 def draw_reliability(bins: pd.DataFrame, error: float, title: str) -> Figure:
-    """Draw the share of right predictions against the model's probabilities; on the dotted line,
-    they are equal.
+    """Draw the share of right predictions by the model's probability, with 95 % intervals; on the
+    dotted line, they are equal.
     """
     figure: Figure
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
     axes.plot([0, 1], [0, 1], color="gray", linestyle=":")
-    axes.plot(bins["confidence"], bins["right"], color=BLUE)
-    sizes = 10 + 200 * bins["examples"] / bins["examples"].sum()
-    axes.scatter(bins["confidence"], bins["right"], sizes, color=BLUE, clip_on=False)
+    intervals = []
+    for share, count in zip(bins["right"], bins["examples"], strict=True):
+        interval = binomtest(round(share * count), int(count)).proportion_ci(method="wilson")
+        intervals.append([max(0, share - interval.low), max(0, interval.high - share)])
+    axes.bar(
+        bins["confidence"],
+        bins["right"],
+        0.05,
+        yerr=np.transpose(intervals),
+        color=SKY,
+        ecolor=BLUE,
+        capsize=2,
+    )
     axes.set(
         xlabel="probability of the prediction",
         ylabel="share of right predictions",
@@ -272,10 +282,11 @@ def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
     print(f"\nBy class, on the {kept.split} split:\n{scores.table()}")
     written = _show_confusion(output / "confusion_matrix.png", scores, title)
     if scores.confidence is not None and len(scores.confidence):
-        bins, error = scores.reliability()
-        reliable = output / "reliability.png"
-        save_png(draw_reliability(bins, error, title), reliable)
-        written["Reliability"] = f"{reliable} (expected calibration error {error:.3f})"
+        if len(scores.confidence) >= FEWEST_TO_BIN:
+            bins, error = scores.reliability()
+            reliable = output / "reliability.png"
+            save_png(draw_reliability(bins, error, title), reliable)
+            written["Reliability"] = f"{reliable} (expected calibration error {error:.3f})"
         written |= _show_mistakes(output / "mistakes.csv", kept)
     return written
 
@@ -307,8 +318,8 @@ def _show_mistakes(path: Path, kept: Any) -> dict[str, str]:
     rows = kept.data.select(mistakes["row"]).select_columns(texts).to_pandas()
     for name in texts:
         mistakes[name] = rows[name]
-    if WHERE in mistakes:  # such as "line 12" of the user's file
-        mistakes["row"] = mistakes.pop(WHERE)
+    if WHERE in mistakes:  # such as "row 12" of the user's file
+        mistakes["row"] = mistakes.pop(WHERE).str.replace("^(row|line) ", "", regex=True)
     mistakes.map(defused).to_csv(path, index=False)
     wrong = int((kept.scores.expected != kept.scores.predicted).sum())
     return {"Mistakes": f"{path} (the most confident {len(mistakes)} of {wrong:,})"}
@@ -327,13 +338,32 @@ def _describe_scores(trainer: Any, results: Mapping[str, Any]) -> str:
     # The one that chose the epoch first, the loss last.
     names = sorted(results["best_scores"], key=lambda name: (name != chosen, name == "loss"))
     scores = {name: results["best_scores"][name] for name in names}
-    lines = [f"{which} epoch: {epoch}, with {format_scores(scores)} on validation"]
+    intervals = results["intervals"]
+    shown = format_scores(scores, intervals.get("validation"))
+    lines = [f"{which} epoch: {epoch}, with {shown} on validation"]
     if results.get("metrics"):
         lines.append(f"Metrics: {format_scores(results['metrics'])} on validation")
     test = results.get("test")
     if test and all(isinstance(score, float) for score in test.values()):
-        lines.append(f"Test: {format_scores(test)}")
+        lines.append(f"Test: {format_scores(test, intervals.get('test'))}")
+    if results.get("baseline"):
+        lines.append(describe_baseline(results))
     return "\n".join(lines)
+
+
+def describe_baseline(results: Mapping[str, Any]) -> str:
+    """Return the scores of the baseline, and whether what was trained is better."""
+    baseline, chosen = results["baseline"], results["chosen_by"].removeprefix("eval_")
+    scores = {chosen: baseline["scores"][chosen], **baseline["scores"]}
+    line = (
+        "Baseline: a logistic regression on the frozen encoder has "
+        f"{format_scores(scores, baseline['intervals'])} on validation"
+    )
+    if scores[chosen] >= results["best_scores"][chosen]:
+        return f"{line}. It is as good as what was trained."
+    if scores[chosen] >= results["intervals"]["validation"][chosen]["low"]:
+        return f"{line}. With so few examples, the difference may be chance."
+    return line
 
 
 def predict_command(adapter: Path, example: str | Sequence[str]) -> str:

@@ -5,6 +5,7 @@ of each epoch and the seconds until then.
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -78,13 +79,17 @@ class Bar(ProgressCallback):
 
 
 class Lines(TrainerCallback):
-    """A line per evaluation and, where there is no bar, one with the loss every minute."""
+    """A line per evaluation, after the first one the time that is left at most and, where there is
+    no bar, a line with the loss every minute.
+    """
 
     def on_train_begin(
         self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Begin with the steps that an interrupted run has taken."""
         self._evaluated, self._last_line = state.global_step, time.monotonic()
+        self._first_step, self._begin = state.global_step, time.monotonic()
+        self._has_estimated = False
 
     def on_epoch_end(
         self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -116,6 +121,13 @@ class Lines(TrainerCallback):
                 name = "validation loss"
             shown[name] = score
         tqdm.write(f"{moment}: {format_scores(shown)}", file=sys.stdout)
+        steps_left = state.max_steps - state.global_step
+        if not self._has_estimated and steps_left:
+            self._has_estimated = True
+            seconds = time.monotonic() - self._begin
+            seconds_left = steps_left * seconds / (state.global_step - self._first_step)
+            duration = timedelta(seconds=round(seconds_left))
+            tqdm.write(f"at most {steps_left:,} steps and {duration} left", file=sys.stdout)
         sys.stdout.flush()
         self._last_line = time.monotonic()
 

@@ -19,6 +19,19 @@ from run.edge import RecipeError, log
 from run.training_arguments import RecipeTrainingArguments
 
 
+CLEAR_GAIN = 0.01  # in the loss
+
+
+class Patience(EarlyStoppingCallback):
+    """Ends the training after some evaluations in a row without a better one.
+
+    ResumableTrainer counts them, by the rule that chooses the weights to keep.
+    """
+
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Leave the comparison to the trainer, whose rule is not the one of transformers."""
+
+
 class ResumableTrainer(Trainer):
     """A Trainer with these changes.
 
@@ -26,7 +39,7 @@ class ResumableTrainer(Trainer):
     - A complete checkpoint can be told from an incomplete one, and resuming gives the same weights
       as no interruption.
     - It is known which step's weights the model ends with. Of equal scores, the one with the lower
-      loss is better.
+      loss is better. The same rule ends the training early.
     """
 
     args: RecipeTrainingArguments
@@ -58,15 +71,22 @@ class ResumableTrainer(Trainer):
         if self.state.best_global_step:
             self._find_best_checkpoint()
         is_over = self.state.global_step >= max_steps
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):
-                # The command's patience, not the checkpoint's.
-                patience = self.args.early_stopping_patience or 0
-                callback.early_stopping_patience = patience
-                is_over |= callback.early_stopping_patience_counter >= patience
+        patience = self._patience
+        if patience is not None:
+            # The command's, not the checkpoint's.
+            patience.early_stopping_patience = self.args.early_stopping_patience or 0
+            is_over |= patience.early_stopping_patience_counter >= patience.early_stopping_patience
         if is_over:
             return epochs, 0
         return trained
+
+    @property
+    def _patience(self) -> Patience | None:
+        """What ends the training early; None without it."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, Patience):
+                return callback
+        return None
 
     def _find_best_checkpoint(self) -> None:
         """Find the checkpoint of the best epoch so far, or forget its score if it is gone."""
@@ -98,7 +118,8 @@ class ResumableTrainer(Trainer):
         # one.
         if self.args.should_save:
             if not self.args.save_only_model:
-                seal(checkpoint)
+                with saving(checkpoint):
+                    seal(checkpoint)
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
 
     def _load_best_model(self) -> None:
@@ -106,29 +127,38 @@ class ResumableTrainer(Trainer):
         super()._load_best_model()
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Return whether an evaluation is the best so far; of equal scores, the one with the lower
-        loss is better.
+        """Return whether an evaluation is the best so far, of equal scores by the loss; end the
+        training after too many that are not.
+
+        A loss that falls by less than CLEAR_GAIN does not keep it going: where all answers are
+        right, it falls for ever.
         """
         best = self.state.best_metric
         is_best = super()._determine_best_metric(metrics, trial)
         name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
-        if is_best or metrics[name] != best:
-            return is_best
-        is_best = self._has_lower_loss(metrics)
-        if is_best:
-            self.state.best_global_step = self.state.global_step
+        is_clear = is_best
+        if not is_best and metrics[name] == best:
+            gain = self._gain_in_loss(metrics)
+            is_best, is_clear = gain > 0, gain > CLEAR_GAIN
+            if is_best:
+                self.state.best_global_step = self.state.global_step
+        patience = self._patience
+        if patience is not None:
+            count = 0 if is_clear else patience.early_stopping_patience_counter + 1
+            patience.early_stopping_patience_counter = count
+            self.control.should_training_stop |= count >= patience.early_stopping_patience
         return is_best
 
-    def _has_lower_loss(self, metrics: dict[str, float]) -> bool:
-        """Return whether the loss of an evaluation is below the one of the best so far; SQuAD has
-        none.
+    def _gain_in_loss(self, metrics: dict[str, float]) -> float:
+        """Return by how much the loss of an evaluation is below the one of the best so far; SQuAD
+        has none.
         """
         for entry in self.state.log_history:
             if entry["step"] == self.state.best_global_step:
                 for name in metrics:
                     if name.endswith("loss") and name in entry:
-                        return metrics[name] < entry[name]
-        return False
+                        return entry[name] - metrics[name]
+        return 0.0
 
 
 @contextmanager

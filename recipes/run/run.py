@@ -33,6 +33,7 @@ MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 # Arguments that do not change what is learned.
 FREE = {
     "accelerator_config",
+    "baseline",
     "check_labels",
     "ddp_timeout",
     "disable_tqdm",
@@ -69,7 +70,7 @@ FREE_BEGINNINGS = (
     "trackio_",
 )
 # Arguments that name data, whose content is compared instead where it is known.
-OF_DATA = ("data", "data_dir", "validation_file", "test_file")
+OF_DATA = ("data", "more_data", "data_dir", "validation_file", "test_file")
 OF_FOLDERS = ("model_name", "init_adapter")  # arguments that may name a folder
 # What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so
 # far, the data.
@@ -96,7 +97,7 @@ class Run:
     `results` are those of a run that is already finished, or None.
     """
 
-    def __init__(self, command: Any, files: Mapping[str, Path]) -> None:
+    def __init__(self, command: Any, files: Mapping[str, Sequence[Path]]) -> None:
         self.flags, self.defaults = flags_of(command), defaults_of(command)
         self.folder = Path(self.flags["output_dir"])
         self.starts_over = self.flags["overwrite_output_dir"]
@@ -116,15 +117,22 @@ class Run:
     def _take_finished(self, results: dict[str, Any] | None) -> None:
         """Take the results of the same run, if it is finished; refuse a folder of another run."""
         if self.is_begun and self.changed:
+            remedy = "Give another --output_dir, or --overwrite_output_dir to start over"
+            if not any(name.startswith(_RESTORED) for name in self.changed):
+                remedy += ", or --resume_from_checkpoint last to resume with the new ones"
             raise RecipeError(
                 f"{self.folder} holds a run with other arguments or data: {_list(self.changed)}. "
-                "Give another --output_dir, --overwrite_output_dir to start over, or "
-                "--resume_from_checkpoint last to resume with the new ones."
+                f"{remedy}."
             )
         if not results:
             return
-        if find_saved(self.folder) is None:
-            log(f"{self.folder} holds this run, but its weights are gone: they are made again.")
+        crc32 = results.get("adapter_crc32")
+        is_damaged = crc32 is not None and self.describe_adapter().get("adapter_crc32") != crc32
+        if find_saved(self.folder) is None or is_damaged:
+            log(
+                f"{self.folder} holds this run, but its weights are gone or damaged: they are made "
+                "again."
+            )
             return
         log(
             f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it on "
@@ -178,7 +186,7 @@ class Run:
     def describe_adapter(self) -> dict[str, int]:
         """Return by what an adapter's card and a later push find its results, once it is saved."""
         weights = self.folder / "adapter" / "adapter_model.safetensors"
-        if not is_houlsby(weights.parent):
+        if not is_houlsby(weights.parent) or not weights.exists():
             return {}
         return {"adapter_crc32": zlib.crc32(weights.read_bytes())}
 
@@ -265,15 +273,16 @@ def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> dict
 
 
 def describe_content(
-    files: Mapping[str, Path], arguments: Mapping[str, Any]
+    files: Mapping[str, Sequence[Path]], arguments: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the paths and the fingerprints of the files and folders of a run that exist: its data,
     and what `arguments` name in OF_FOLDERS.
     """
     content = {}
-    for name, path in files.items():
-        if path.exists():
-            content[name] = {"path": str(path), "sum": fingerprint_of_all(path)}
+    for name, paths in files.items():
+        if all(path.exists() for path in paths):
+            sums = "-".join(map(fingerprint_of_all, paths))
+            content[name] = {"path": ", ".join(map(str, paths)), "sum": sums}
     for name in OF_FOLDERS:
         path = Path(str(arguments.get(name) or "")).expanduser()
         if arguments.get(name) and path.exists():

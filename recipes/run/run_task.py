@@ -19,7 +19,7 @@ from run.model import find_dtype, on_main, quiet
 from run.run import CONTENT, EVALUATION, RESULTS_FILE, Run, command_line, find_saved, hardware
 from run.saved import Saved, load_saved
 from run.training_arguments import RecipeTrainingArguments
-from tasks.scores import describe_majority
+from tasks.scores import describe_constant, describe_majority, format_scores
 from tasks.task import Task
 
 
@@ -30,7 +30,7 @@ def run_task(
     kind: type[Task],
     load: Callable[[Saved | None], Task],
     command: Command,
-    files: Mapping[str, Path],
+    files: Mapping[str, Sequence[Path]],
     labels: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Train a task, or resume it, or score what is saved, as the command line says; push the
@@ -135,11 +135,17 @@ def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> d
 
     test = task.predict_test(trainer)
     predictions = trainer.describe_kept()
+    constant = task.find_constant(predictions)
+    if constant is not None:
+        log(describe_constant(constant))
     results = {
         **run.describe_adapter(),
         "seed": training.seed,
         **trainer.results(),
+        "intervals": task.find_intervals(trainer),
+        "constant": constant,
         **task.compute_metrics(metrics, trainer),
+        **task.examine(trainer, command),
         "versions": versions(),
         "arguments": {**run.flags, **trainer.flags()},
         "defaults": run.defaults,
@@ -185,10 +191,16 @@ def evaluate(
     scores = task.evaluate(trainer)
     test = task.predict_test(trainer)
     predictions = trainer.describe_kept()
+    constant = task.find_constant(predictions)
+    if constant is not None:
+        log(describe_constant(constant))
+    intervals = task.find_intervals(trainer)
     evaluation = {
         "task": task.name,
         "evaluated": saved.name,
         "scores": scores,
+        "intervals": intervals,
+        "constant": constant,
         **task.compute_metrics(metrics, trainer),
         "per_class": predictions and predictions.per_class,
         "dataset": task.describe_data(arguments),
@@ -203,9 +215,9 @@ def evaluate(
         write_json(path, evaluation)
         of_validation = {**scores, **evaluation.get("metrics", {})}
         data = getattr(arguments, "data", task.name)
-        for split, of_split in ((data, of_validation), ("test", test)):
+        for name, split, of_split in (("validation", data, of_validation), ("test", "test", test)):
             if of_split:
-                shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
+                shown = format_scores(of_split, intervals.get(name))
                 print(f"{saved.name}, scored on {split}: {shown}")
         if line := describe_majority(evaluation["dataset"]):
             print(line)

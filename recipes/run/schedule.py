@@ -1,9 +1,10 @@
-"""How long a run trains, and for how long its learning rate rises, where the command line leaves it
-open: counted in steps, as it is steps that an adapter needs.
+"""How long a run trains at most, when it stops, and for how long its learning rate rises, where the
+command line leaves it open: counted in steps, as it is steps that an adapter needs.
 
 Ten epochs of a few hundred texts are a few dozen steps, after which an adapter has hardly begun to
 learn. Mosbach et al. 2021 (arXiv 2006.04884) trace runs that fail to too few steps and a warm-up
-that is too short.
+that is too short. With the steps that slow learners need, others have long learned: they stop once
+a quarter of the planned evaluations brings nothing.
 """
 
 import copy
@@ -20,6 +21,7 @@ FEWEST_STEPS = 1_000
 FEWEST_WARMUP_STEPS = 100
 WARMUP = 0.1  # of all steps
 MOST_EVALUATIONS = 20
+PATIENCE = 1 / 4  # of the planned evaluations
 
 
 def settle_schedule(training: RecipeTrainingArguments, rows: int) -> RecipeTrainingArguments:
@@ -39,16 +41,34 @@ def settle_schedule(training: RecipeTrainingArguments, rows: int) -> RecipeTrain
         settled.num_train_epochs = epochs
         if steps <= 0:
             _evaluate_less_often(settled, epochs, steps_per_epoch)
+            _stop_in_time(settled, epochs, steps_per_epoch)
     if steps <= 0:
         steps = math.ceil(epochs * steps_per_epoch)
     if training.warmup_steps is None:
         settled.warmup_steps = warmup_of(steps)
     if rows and settled != training and training.process_index == 0:
-        log(
+        message = (
             f"{steps:,} steps, {steps / steps_per_epoch:g} epochs; the learning rate rises for "
             f"{settled.get_warmup_steps(steps):,} steps (--num_train_epochs, --warmup_steps)"
         )
+        if settled.early_stopping_patience:
+            message = (
+                f"at most {message}; stops after {settled.early_stopping_patience} evaluations "
+                f"without a better {settled.metric_for_best_model} (--early_stopping_patience)"
+            )
+        log(message)
     return settled
+
+
+def _stop_in_time(training: RecipeTrainingArguments, epochs: int, steps_per_epoch: int) -> None:
+    """Set the patience of early stopping, which needs a kept best epoch, unless it is given."""
+    if training.early_stopping_patience is not None or not training.load_best_model_at_end:
+        return
+    evaluations: float = epochs
+    if training.eval_strategy == IntervalStrategy.STEPS:
+        interval = training.eval_steps or training.logging_steps
+        evaluations = epochs * steps_per_epoch / interval
+    training.early_stopping_patience = max(1, int(PATIENCE * evaluations + 0.5))
 
 
 def _steps_per_epoch(training: RecipeTrainingArguments, rows: int) -> int:

@@ -18,7 +18,6 @@ from peft import PeftModel
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import (
-    EarlyStoppingCallback,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
@@ -33,7 +32,7 @@ from houlsby_peft import AdapterDrop, AdapterRecord, GraphedStep, StateCache
 from run.edge import RecipeError, end_if_terminated, log
 from run.model import active_record
 from run.progress import TRAIN_SECONDS, Bar, Clock, Lines, scores_per_epoch
-from run.resumable_trainer import ResumableTrainer, saving
+from run.resumable_trainer import Patience, ResumableTrainer, saving
 from run.run import MOMENT, SAVED, flags_of
 from run.slow_up import slow_up_projections
 
@@ -114,8 +113,8 @@ class RecipeTrainer(ResumableTrainer):
             cast(Any, self.data_collator).pad_to_multiple_of = _PADDED_TO
         self._clock = Clock()
         self.add_callback(self._clock)
-        if self.args.early_stopping_patience is not None:
-            self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
+        if self.args.early_stopping_patience:
+            self.add_callback(Patience(self.args.early_stopping_patience))
         if self.args.adapter_drop:
             self.add_callback(AdapterDrop())
 
@@ -131,6 +130,12 @@ class RecipeTrainer(ResumableTrainer):
         if self.args.device.type == "cuda":
             self._advise_on_gpus()
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        step, steps = self.state.global_step, self.state.max_steps
+        if self.args.early_stopping_patience and step < steps:
+            log(
+                f"stopped at step {step:,} of {steps:,}, after {self.args.early_stopping_patience} "
+                f"evaluations without a better {self.args.metric_for_best_model}"
+            )
         if self.args.eval_strategy != "no" and not self.kept:
             self.evaluate()
         if self._cache is not None:
@@ -326,6 +331,11 @@ class RecipeTrainer(ResumableTrainer):
             name, data, output = self.predict_validation()
         outputs, labels = np.asarray(output.predictions), np.asarray(output.label_ids)
         return Described(name, data, self._describe(outputs, labels))
+
+    @property
+    def predicted(self) -> dict[str, PredictionOutput]:
+        """What the kept weights predict for the test split, if it was predicted."""
+        return {"test": self._of_test[1]} if self._of_test is not None else {}
 
     def predict_validation(self) -> tuple[str, Dataset[Any], PredictionOutput]:
         """Return the validation split's name, its rows, and what the kept weights predict for it.

@@ -99,7 +99,9 @@ class RecipeTrainingArguments(TrainingArguments):
         default=MAIN_METRIC, help="Score that chooses the best epoch; 'main' is the task's own."
     )
     early_stopping_patience: int | None = flag(
-        default=None, help="Stop after this many evaluations without improvement; default: never."
+        default=None,
+        help="Stop after this many evaluations without a better one; 0: never; default: a quarter "
+        "of those planned, unless --num_train_epochs or --max_steps is given.",
     )
     adapter_drop: bool = flag(
         default=False,

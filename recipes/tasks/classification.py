@@ -7,14 +7,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from datasets import Dataset
 from numpy.typing import NDArray
-from scipy.special import softmax
+from scipy.special import expit, logit, softmax
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import EvalPrediction, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
@@ -24,7 +23,7 @@ from data.balance import (
     balanced_weights,
     check_classes_recur,
     describe_balance,
-    describe_constant,
+    note_missing_classes,
     rarest_classes,
 )
 from data.data import (
@@ -37,21 +36,13 @@ from data.data import (
     tokenize,
     with_strings,
 )
-from data.label_forms import (
-    find_label_form,
-    find_marks_for_missing,
-    find_spellings,
-    with_names,
-    with_one_spelling,
-    without_labels,
-)
-from data.label_reading import (
+from data.label_column import (
     Label,
+    LabelColumn,
     classes_of,
+    declared_classes,
+    find_label_column,
     find_label_columns,
-    has_labels,
-    read_labels,
-    rows_with_label,
 )
 from data.labels import MULTI, REGRESSION, SHOWN, SINGLE, Labels, find_labels
 from data.reading import files_of, load_data
@@ -59,15 +50,25 @@ from data.splits import divide, report_repeated
 from run.arguments import LabelArguments, TextArguments
 from run.command import Command
 from run.edge import RecipeError, log
+from run.model import on_main
 from run.run import WHERE
 from run.run_task import run_task
 from run.saved import Saved
+from run.trainer import RecipeTrainer
 from run.training_arguments import RecipeTrainingArguments, flag
 from tasks.classification_trainer import ClassificationTrainer, last_linear
-from tasks.label_issues import FrozenEncoder, Items, LabeledTask, check_labels
-from tasks.scores import SCORES, ClassScores, ValueScores, check_finite
+from tasks.frozen_encoder import FrozenEncoder, make_classifier
+from tasks.label_issues import (
+    Items,
+    LabeledTask,
+    check_labels,
+    find_disagreements,
+    write_issues,
+)
+from tasks.scores import SCORES, check_finite, find_intervals
 
 
+MOST_ROWS = 10_000  # for the baseline and the label issues, which take seconds
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
@@ -110,6 +111,10 @@ class ClassificationArguments(LabelArguments, TextArguments):
     keep_repeated: bool = flag(
         default=False, help="Keep validation examples whose text is a training example as well."
     )
+    baseline: bool = flag(
+        default=True,
+        help="Also score a logistic regression on the frozen encoder, of up to 10,000 rows.",
+    )
     class_weights: Literal["balanced"] | None = flag(
         default=None,
         help="'balanced': give each class the same weight in the loss, however rare it is.",
@@ -140,17 +145,6 @@ class ClassificationTask(LabeledTask):
         outputs, labels = np.asarray(evaluation.predictions), np.asarray(evaluation.label_ids)
         return classification_scores(outputs, labels, self.kind.problem_type)
 
-    def describe(
-        self, outputs: NDArray[np.float32], labels: NDArray[Any]
-    ) -> ClassScores | ValueScores:
-        """Return what a model has predicted; say so if it predicts a single class."""
-        classes = super().describe(outputs, labels)
-        if isinstance(classes, ClassScores):
-            message = describe_constant(classes)
-            if message is not None:
-                log(message)
-        return classes
-
     def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
         """Return the texts with their classes."""
         if self.kind.problem_type == REGRESSION:
@@ -158,8 +152,74 @@ class ClassificationTask(LabeledTask):
         tokens = tokenize(examples, encoder.tokenizer, self.text_columns, max_length)
         texts = [" | ".join(parts) for parts in rows_of(examples, self.text_columns)]
         targets = np.array(list(examples["label"]), dtype=np.int64)
-        table = pd.DataFrame({"line": lines_of(examples), "text": texts})
+        table = pd.DataFrame({"row": lines_of(examples), "text": texts})
         return Items(encoder.read_texts(tokens), targets, table)
+
+    def examine(self, trainer: RecipeTrainer, command: Command) -> dict[str, Any]:
+        """Return the baseline, and write the labels that what was trained contradicts; nothing for
+        many rows, a regression, or a run without validation.
+        """
+        rows = sum(map(len, self.splits.values()))
+        is_evaluated = trainer.args.eval_strategy != "no"
+        if rows > MOST_ROWS or self.problem_type == REGRESSION or not is_evaluated:
+            return {}
+        # Every process predicts.
+        outputs = {
+            split: trainer.predict(self.data[split], metric_key_prefix="kept").predictions
+            for split in self.splits
+            if "label" in self.splits[split].column_names
+        }
+
+        def work() -> dict[str, Any]:
+            self._write_issues(outputs, command)
+            # ZeRO-3 loads a model in all processes.
+            if not command.arguments.baseline or is_deepspeed_zero3_enabled():
+                return {}
+            return {"baseline": self._score_baseline(command)}
+
+        return dict(on_main(trainer.args, work))
+
+    def _write_issues(self, outputs: Mapping[str, Any], command: Command) -> None:
+        """Write which labels of all splits the kept weights contradict."""
+        tables, targets, predicted = [], [], []
+        for split, logits in outputs.items():
+            examples = self.splits[split]
+            texts = [" | ".join(parts) for parts in rows_of(examples, self.text_columns)]
+            tables.append(pd.DataFrame({"row": lines_of(examples), "text": texts}))
+            targets.append(np.array(list(examples["label"]), dtype=np.int64))
+            logits = np.asarray(logits, dtype=np.float64)
+            is_single = self.problem_type == SINGLE
+            predicted.append(softmax(logits, -1) if is_single else expit(logits))
+        all_targets = np.concatenate(targets)
+        issues = find_disagreements(all_targets, np.concatenate(predicted))
+        finding = "contradicted by what was trained"
+        write_issues(finding, issues, pd.concat(tables), all_targets, self.labels, command)
+
+    def _score_baseline(self, command: Command) -> dict[str, Any]:
+        """Return the scores of a logistic regression on the mean of the frozen encoder's last
+        states, on validation.
+        """
+        encoder = FrozenEncoder.load(command, reads_last=True)
+        states, targets = {}, {}
+        for split in ("train", "validation"):
+            examples = self.splits[split]
+            tokens = self.encode(examples, "", encoder.tokenizer, command.arguments.max_length)
+            states[split] = encoder.read_texts(tokens)
+            targets[split] = np.array(list(examples["label"]), dtype=np.int64)
+        classifier = make_classifier().fit(states["train"], targets["train"])
+        outputs = np.full((len(states["validation"]), len(self.labels)), -np.inf)
+        outputs[:, classifier.classes_] = logit(classifier.predict_proba(states["validation"]))
+        outputs = np.clip(outputs, -1e3, 1e3)
+        scores = classification_scores(outputs, targets["validation"], str(self.problem_type))
+        return {
+            "method": "logistic regression on the frozen encoder",
+            "scores": scores,
+            "intervals": find_intervals(
+                partial(classification_scores, problem_type=str(self.problem_type)),
+                outputs,
+                targets["validation"],
+            ),
+        }
 
     def trainer_options(
         self, model: PreTrainedModel, training: RecipeTrainingArguments
@@ -176,12 +236,15 @@ class ClassificationTask(LabeledTask):
         One class per text has its probability.
         """
         test, outputs = self.data["test"], np.asarray(prediction.predictions)
-        table = pd.DataFrame({name: test[name] for name in self.text_columns})
+        table = pd.DataFrame({"row": lines_of(test)})
+        for name in self.text_columns:
+            table[name] = test[name]
         if prediction.label_ids is not None:
             table["label"] = self.kind.decode(test["label"])
         if self.kind.problem_type == SINGLE:
             table["predicted"] = self.kind.decode(outputs.argmax(-1))
-            return table.assign(probability=softmax(outputs, -1).max(-1).round(4))
+            probabilities = softmax(outputs.astype(np.float64), -1).max(-1)
+            return table.assign(probability=probabilities.round(3))
         if self.kind.problem_type == REGRESSION:
             return table.assign(predicted=self.kind.decode(outputs[:, 0]))
         return table.assign(predicted=self.kind.decode(outputs > 0))
@@ -218,48 +281,58 @@ def load_task(
     if saved:
         arguments = _with_recorded(arguments, saved)
     splits = load_data(arguments, training)
-    columns = _find_columns(splits["train"], arguments, saved)
-    if len(columns.labels) == 1:
-        splits = _read_label_forms(splits, columns.labels[0], arguments, saved)
-    splits = _rows_to_use(splits, columns)
-    if arguments.merge_labels:
-        splits = _merge_labels(splits, columns.labels, saved)
-    _show_examples(splits["train"], columns)
-    row_labels = read_labels(splits["train"], columns.labels)
+    recorded = saved.recorded("text_columns") if saved else None
+    text_columns = find_text_columns(
+        splits["train"], arguments.text_columns, recorded, arguments.label_columns
+    )
+    column = _find_label_column(splits["train"], text_columns, arguments, saved)
+    labels: dict[str, list[Label]] = {}
+    for name, split in splits.items():
+        is_labeled = name != "test" or column.is_in(split)
+        split = with_strings(split, text_columns)
+        check_columns(split, name, text_columns, column.columns if is_labeled else ())
+        if name == "train":
+            split = rows_with_text(split, name, text_columns)
+        if is_labeled:
+            split, labels[name] = column.read_rows(split, name)
+        splits[name] = split
+    _show_examples(splits["train"], labels["train"], text_columns, column.columns)
     if saved:
-        labels = _labels_of(saved, columns)
+        default = REGRESSION if len(saved.labels) == 1 else SINGLE
+        kind = Labels(column.columns, saved.problem_type or default, saved.labels)
     else:
-        labels = find_labels(splits["train"], columns.labels, arguments.problem_type)
-        if labels.problem_type == REGRESSION and arguments.class_weights:
+        declared = declared_classes(splits["train"], column.columns[0])
+        kind = find_labels(labels["train"], column.columns, declared, arguments.problem_type)
+        if kind.problem_type == REGRESSION and arguments.class_weights:
             raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
-        check_classes_recur(labels, row_labels)
-        report_repeated(splits["train"], columns.texts, row_labels)
-    encoded = _encode(splits, labels, columns.texts)
-    splits = divide(
-        encoded,
+        check_classes_recur(kind, labels["train"], splits["train"])
+        report_repeated(splits["train"], text_columns, labels["train"])
+    for name, split in splits.items():
+        # Other columns could have the names of the model's inputs.
+        used = [*text_columns, WHERE]
+        if name in labels:
+            split = kind.encode(split, labels[name], name)
+            used.append("label")
+        splits[name] = split.select_columns(used)
+    task = ClassificationTask(
+        name=arguments.name,
+        text_columns=text_columns,
+        undivided=splits["train"],
+        kind=kind,
+    )
+    task.splits = divide(
+        splits,
         arguments,
         training,
         results=saved.results if saved else None,
-        labels=rarest_classes(labels, row_labels),
-        text_columns=columns.texts,
+        labels=rarest_classes(kind, splits["train"]["label"]),
+        text_columns=text_columns,
         keep_repeated=arguments.keep_repeated,
     )
-    task = ClassificationTask(
-        name=arguments.name,
-        text_columns=columns.texts,
-        splits=splits,
-        undivided=encoded["train"],
-        kind=labels,
-    )
     if not saved:
+        note_missing_classes(kind, task.splits)
         _prepare_loss(task, arguments)
     return task
-
-
-@dataclass(frozen=True)
-class _Columns:
-    texts: tuple[str, ...]
-    labels: tuple[str, ...]
 
 
 def _with_recorded(arguments: ClassificationArguments, saved: Saved) -> ClassificationArguments:
@@ -272,114 +345,51 @@ def _with_recorded(arguments: ClassificationArguments, saved: Saved) -> Classifi
     )
 
 
-def _labels_of(saved: Saved, columns: _Columns) -> Labels:
-    """Return what a saved adapter or model predicts."""
-    default = REGRESSION if len(saved.labels) == 1 else SINGLE
-    return Labels(columns.labels, saved.problem_type or default, saved.labels)
-
-
-def _find_columns(
-    train: Dataset, arguments: ClassificationArguments, saved: Saved | None
-) -> _Columns:
-    """Return the columns of the texts and of the labels."""
-    recorded = saved.recorded("text_columns") if saved else None
-    text_columns = find_text_columns(train, arguments.text_columns, recorded)
-    label_columns = find_label_columns(train, arguments.label_columns, text_columns)
-    for column in label_columns:
-        if column in text_columns:
-            raise RecipeError(
-                f"--text_columns and --label_columns must differ, got {column!r} in both. Name "
-                "another."
-            )
-    if len(label_columns) == 1 and not arguments.label_columns:
-        label_columns = (with_names(train, label_columns[0]),)
-    return _Columns(text_columns, label_columns)
-
-
-def _read_label_forms(
-    splits: Mapping[str, Dataset],
-    column: str,
+def _find_label_column(
+    train: Dataset,
+    text_columns: tuple[str, ...],
     arguments: ClassificationArguments,
     saved: Saved | None,
-) -> dict[str, Dataset]:
-    """Return the splits with the labels of a column in the form in which others have them."""
-    train = splits["train"]
+) -> LabelColumn:
+    """Return in which columns the labels are, and how they are written."""
+    columns = find_label_columns(train, arguments.label_columns, text_columns)
+    for name in columns:
+        if name in text_columns:
+            raise RecipeError(
+                f"--text_columns and --label_columns must differ, got {name!r} in both. Name "
+                "another."
+            )
+    column = LabelColumn(columns)
     if saved is None or saved.problem_type == MULTI:
-        form = find_label_form(
+        column = find_label_column(
             train,
-            column,
+            columns,
             arguments.label_separator,
             arguments.class_names,
+            arguments.problem_type,
             saved.labels if saved else (),
         )
-        splits = {name: form.read(split) for name, split in splits.items()}
-    if saved is None:
-        gaps = find_marks_for_missing(train[column])
-        splits = {name: without_labels(split, column, gaps, name) for name, split in splits.items()}
-    return dict(splits)
+    if arguments.merge_labels:
+        return column.with_one_spelling(saved.labels if saved else column.read(train, "train"))
+    return column
 
 
-def _merge_labels(
-    splits: Mapping[str, Dataset], columns: Sequence[str], saved: Saved | None
-) -> dict[str, Dataset]:
-    """Return the splits with one spelling of each class: that of a saved one, or the usual one."""
-    if saved:
-        labels: Sequence[Label] = saved.labels
-    else:
-        labels = read_labels(splits["train"], columns)
-    spellings = find_spellings(chain.from_iterable(map(classes_of, labels)))
-    merged = {}
-    for name, split in splits.items():
-        merged[name] = with_one_spelling(split, columns[0], spellings)
-    return merged
-
-
-def _rows_to_use(splits: Mapping[str, Dataset], columns: _Columns) -> dict[str, Dataset]:
-    """Return the rows that have a label and, to train on, text; check the columns of all splits."""
-    usable = {}
-    for name, split in splits.items():
-        split = with_strings(split, columns.texts)
-        is_labeled = name != "test" or has_labels(split, columns.labels)
-        if is_labeled:
-            check_columns(split, name, columns.texts, columns.labels)
-            split = rows_with_label(split, columns.labels, name)
-        else:
-            check_columns(split, name, columns.texts)
-        usable[name] = split
-    usable["train"] = rows_with_text(usable["train"], "train", columns.texts)
-    return usable
-
-
-def _show_examples(train: Dataset, columns: _Columns) -> None:
+def _show_examples(
+    train: Dataset,
+    labels: Sequence[Label],
+    text_columns: Sequence[str],
+    label_columns: Sequence[str],
+) -> None:
     """Log the columns and a few rows, so that a wrong guess is seen."""
     log(
-        f"texts: {', '.join(columns.texts)}; labels: {', '.join(columns.labels)}; to choose "
+        f"texts: {', '.join(text_columns)}; labels: {', '.join(label_columns)}; to choose "
         "others, give --text_columns or --label_columns"
     )
     examples = train.select(range(min(_EXAMPLES, len(train))))
-    texts = rows_of(examples, columns.texts)
-    for row, label in enumerate(read_labels(examples, columns.labels)):
-        text = " | ".join(part[:_SHOWN_TEXT] for part in texts[row])
+    for row, texts in enumerate(rows_of(examples, text_columns)):
+        text = " | ".join(part[:_SHOWN_TEXT] for part in texts)
         text = textwrap.shorten(text, _SHOWN_TEXT, placeholder="...")
-        log(f"  {locate(examples, row)}: {text!r} -> {', '.join(classes_of(label))}")
-
-
-def _encode(
-    splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]
-) -> dict[str, Dataset]:
-    """Return the splits with their texts, encoded labels and where each row is in the user's file.
-
-    Other columns are left out: they could have the names of the model's inputs. A test split
-    without labels has its texts only.
-    """
-    encoded = {}
-    for name, split in splits.items():
-        used = [*text_columns]
-        if has_labels(split, labels.columns):
-            split = labels.encode(split, name)
-            used += ["label", WHERE]
-        encoded[name] = split.select_columns(used)
-    return encoded
+        log(f"  {locate(examples, row)}: {text!r} -> {', '.join(classes_of(labels[row]))}")
 
 
 def _prepare_loss(task: ClassificationTask, arguments: ClassificationArguments) -> None:

@@ -97,16 +97,16 @@ class GlueTask(Task):
         return replace(self, splits=splits, data_dir=data_dir)
 
     @property
-    def files(self) -> dict[str, Path]:
+    def files(self) -> dict[str, list[Path]]:
         """The files that `load` reads, by their splits; those on the Hub have none."""
-        files: dict[str, Path] = {}
+        files: dict[str, list[Path]] = {}
         if self.data_dir is None:
             return files
         folder = Path(self.data_dir).expanduser() / self.name
         for split in ("train", *self.validation_splits):
             file = find_split(folder, split)
             if file is not None:
-                files[split] = file
+                files[split] = [file]
         return files
 
     def predict_test(self, trainer: RecipeTrainer) -> None:

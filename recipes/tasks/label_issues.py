@@ -1,5 +1,5 @@
-"""Training examples whose label is probably wrong, by confident learning (Northcutt et al. 2021,
-arXiv 1911.00068).
+"""Examples whose label is probably wrong: those that a trained model contradicts or, before
+anything is trained, by confident learning (Northcutt et al. 2021, arXiv 1911.00068).
 
 A linear classifier on the hidden states of the frozen encoder predicts each example after training
 on others. cleanlab then finds the labels that these predictions contradict.
@@ -8,7 +8,7 @@ on others. cleanlab then finds the labels that these predictions contradict.
 import textwrap
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,107 +16,45 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from cleanlab.filter import find_label_issues
 from datasets import Dataset
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
-from transformers import (
-    AutoModel,
-    DataCollatorForTokenClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 
 from data.data import sample
+from data.exports import read_export
 from data.labels import MULTI, SINGLE, Labels
-from houlsby_peft.saved.downloads import find_packaged
+from houlsby_peft.tables import (
+    OTHER_NAMES,
+    READ,
+    WRITTEN,
+    Table,
+    defused,
+    read_table,
+    suffix_of,
+    write_table,
+)
 from run.command import Command
 from run.edge import log
-from run.model import find_dtype, load_model, on_main
+from run.model import on_main
+from run.run import WHERE
 from run.saved import Saved
-from tasks.scores import defused
+from tasks.frozen_encoder import FrozenEncoder, Numbers, States, make_classifier
 from tasks.task import Task
 
 
-FILE = "label_issues.csv"
+NAME = "label_issues"  # of the file
+ADDED = ("suggestion", "probability")  # to the columns of a table
 _FOLDS = 5
-# A strong penalty, as the states are standardized, and as wide as examples are few.
-_INVERSE_PENALTY = 0.01
 # Warnings of scikit-learn and cleanlab.
 _OF_RARE_CLASSES = ("Label .* is present in all training", "May not flag all label issues")
 _SHOWN, _SHOWN_TEXT = 5, 60  # issues of the log, and characters of a text
 
-Numbers = NDArray[np.int64]
-States = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class FrozenEncoder:
-    """An encoder that is not trained. The state of a token is its mean over all layers."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    batch_size: int
-
-    @classmethod
-    def load(cls, name: str, dtype: str, device: torch.device, batch_size: int) -> "FrozenEncoder":
-        model, tokenizer, _ = load_model(AutoModel, name, dtype)
-        if model.config.is_encoder_decoder:
-            model = model.get_encoder()
-        return cls(model.eval().to(device), tokenizer, batch_size)
-
-    def read_texts(self, tokens: Dataset) -> States:
-        """Return the mean state of the tokens of each text, of shape (texts, width)."""
-        numbers, means = [], []
-        for rows, batch, states in self._read(tokens):
-            is_token = batch["attention_mask"][:, :, None]
-            numbers.append(rows)
-            means.append((states * is_token).sum(1) / is_token.sum(1))
-        return torch.cat(means)[np.argsort(np.concatenate(numbers))].numpy()
-
-    def read_words(self, tokens: Dataset) -> tuple[Numbers, States]:
-        """Return the numbers of the words in ascending order, and their states, of shape
-        (words, width).
-
-        In the `labels` of the tokens, the first piece of a word has the word's number; other tokens
-        have a negative one.
-        """
-        numbers, states_of_words = [], []
-        for _, batch, states in self._read(tokens):
-            is_word = batch["labels"] >= 0
-            numbers.append(batch["labels"][is_word])
-            states_of_words.append(states[is_word])
-        ascending, order = torch.cat(numbers).sort()
-        return ascending.numpy(), torch.cat(states_of_words)[order].numpy()
-
-    @torch.inference_mode()
-    def _read(self, tokens: Dataset) -> Iterator[tuple[Numbers, Any, torch.Tensor]]:
-        """Yield batches of rows of similar lengths: their numbers, their tokens, and the states of
-        these, of shape (rows, tokens, width).
-        """
-        inputs = set(self.tokenizer.model_input_names) & set(tokens.column_names)
-        used = tokens.select_columns(sorted({*inputs, "labels"} & {*tokens.column_names}))
-        collate = DataCollatorForTokenClassification(self.tokenizer)  # which pads labels as well
-        by_length = np.argsort(tokens["length"])
-        starts = range(0, len(tokens), self.batch_size)
-        for start in tqdm(starts, desc="Reading", unit="batch", disable=None):
-            rows = by_length[start : start + self.batch_size]
-            batch = collate(used.select(rows).to_list())
-            on_device = {name: batch[name].to(self.model.device) for name in inputs}
-            layers = self.model(**on_device, output_hidden_states=True).hidden_states
-            states = sum(layer.float() for layer in layers) / len(layers)
-            yield rows, batch, states.cpu()
-
 
 class Items(NamedTuple):
     """What has labels, texts or words: the states of the encoder, the labels as numbers, and where
-    each item is, in the columns line and text and, of words, position and word.
+    each item is, in the columns row and text and, of words, position and word.
     """
 
     states: States
@@ -140,7 +78,7 @@ class LabeledTask(Task):
 def check_labels(
     load: Callable[[Saved | None], LabeledTask], command: Command
 ) -> Callable[[Saved | None], LabeledTask] | None:
-    """Write label_issues.csv if the command asks for it; return what loads the task to train on,
+    """Write the label issues if the command asks for it; return what loads the task to train on,
     or None if nothing is to be trained.
     """
     arguments, training = command.arguments, command.training
@@ -149,17 +87,17 @@ def check_labels(
     task = load(None)
 
     def check() -> None:
-        encoder = find_packaged(arguments.model_name)
-        frozen = FrozenEncoder.load(
-            encoder,
-            find_dtype(command, encoder),
-            training.device,
-            training.per_device_eval_batch_size,
-        )
+        frozen = FrozenEncoder.load(command)
         examples = sample(task.undivided, arguments.max_train_samples)
         items = task.items_to_check(examples, frozen, arguments.max_length)
         issues = find_issues(items.states, items.targets, items.table["text"])
-        report(issues, items, task.labels, Path(training.output_dir))
+        log(
+            f"label check: predictions from other examples agree with {issues.accuracy:.1%} of the "
+            f"labels; always the most frequent label would with {issues.constant_accuracy:.1%}"
+        )
+        if issues.accuracy <= issues.constant_accuracy:
+            log("note: the frozen encoder tells these labels hardly apart: these are guesses")
+        write_issues("probably wrong", issues, items.table, items.targets, task.labels, command)
 
     on_main(training, check)
     return None if arguments.check_labels == "only" else partial(as_loaded, task)
@@ -221,10 +159,7 @@ def predict_out_of_fold(
         if targets.ndim == 1 and np.ptp(targets[training]) == 0:  # the only class that others have
             predicted[held_out, targets[training[0]]] = 1
             continue
-        classifier = make_pipeline(
-            StandardScaler(),
-            OneVsRestClassifier(LogisticRegression(C=_INVERSE_PENALTY, max_iter=1000)),
-        )
+        classifier = make_classifier()
         classifier.fit(states[training], targets[training])
         columns = np.ix_(held_out, classifier.classes_)
         predicted[columns] = classifier.predict_proba(states[held_out])
@@ -284,24 +219,74 @@ def _most_certain_first(
     )
 
 
-def report(issues: Issues, items: Items, names: tuple[str, ...], folder: Path) -> None:
-    """Write the issues as FILE into a folder, and log the first."""
-    labels = Labels((), SINGLE if items.targets.ndim == 1 else MULTI, names)
-    table = items.table.iloc[issues.rows].assign(
-        label=labels.decode(items.targets[issues.rows]),
+def find_disagreements(targets: Numbers, predicted: NDArray[np.float64]) -> Issues:
+    """Find the targets that predictions of a trained model contradict, the most certain first.
+
+    Targets are as for `find_issues`, the predictions probabilities of shape (rows, classes).
+    """
+    if targets.ndim == 1:
+        suggestions, certainty = predicted.argmax(1), predicted.max(1)
+        is_wrong = suggestions != targets
+    else:
+        suggestions = (predicted > 0.5).astype(np.int64)
+        certainty = np.where(suggestions != targets, np.abs(predicted - 0.5) + 0.5, 0).max(1)
+        is_wrong = (suggestions != targets).any(1)
+    return _most_certain_first(is_wrong, suggestions, certainty, 1 - is_wrong.mean(), 0.0)
+
+
+def write_issues(
+    finding: str,
+    issues: Issues,
+    table: pd.DataFrame,
+    targets: Numbers,
+    names: tuple[str, ...],
+    command: Command,
+) -> None:
+    """Write the issues beside the run, and log the first, with what was found of these labels.
+
+    If the data are one table, this is a copy of it, with all of its rows, and with `suggestion` and
+    `probability` where a label is doubtful. Else it is a list of the doubtful ones.
+    """
+    labels = Labels((), SINGLE if targets.ndim == 1 else MULTI, names)
+    found = table.iloc[issues.rows].assign(
+        label=labels.decode(targets[issues.rows]),
         suggestion=labels.decode(issues.suggestions),
-        probability=issues.probabilities.round(4),
+        probability=issues.probabilities.round(3),
     )
-    path = folder / FILE
+    folder = Path(command.training.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    table.map(defused).to_csv(path, index=False)
-    log(
-        f"label check: predictions from other examples agree with {issues.accuracy:.1%} of the "
-        f"labels; always the most frequent label would with {issues.constant_accuracy:.1%}"
-    )
-    if issues.accuracy <= issues.constant_accuracy:
-        log("note: the frozen encoder tells these labels hardly apart: the suggestions are guesses")
-    log(f"label check: {len(table):,} of {len(items.targets):,} are probably wrong: {path}")
-    for row in table.head(_SHOWN).to_dict("records"):
+    own = _table_of(command)
+    path = folder / f"{NAME}.csv"
+    if own is not None:
+        path = path.with_suffix(own.format if own.format in WRITTEN else ".xlsx")
+        by_row = {row["row"]: row for row in found.to_dict("records")}
+        for number, row in zip(own.numbers, own.rows, strict=True):
+            issue = by_row.get(str(number), {})
+            row |= {name: issue.get(name) for name in ADDED}
+        write_table(path, own.rows, own, ADDED)
+    else:
+        found.map(defused).to_csv(path, index=False)
+    for older in folder.glob(f"{NAME}.*"):
+        if older != path:
+            older.unlink()
+    log(f"label check: {len(found):,} of {len(targets):,} labels are {finding}: {path}")
+    for row in found.head(_SHOWN).to_dict("records"):
         text = textwrap.shorten(row.get("word", row["text"]), _SHOWN_TEXT, placeholder="...")
-        log(f"  {row['line']}: {text!r} -> {row['label']}, probably {row['suggestion']}")
+        log(f"  {row['row']}: {text!r} -> {row['label']}, probably {row['suggestion']}")
+
+
+def _table_of(command: Command) -> Table | None:
+    """Return the user's table, if the data are a single one, in which each row is an example."""
+    arguments = command.arguments
+    path = Path(arguments.data).expanduser()
+    others = (arguments.more_data, arguments.validation_file, arguments.test_file)
+    if any(others) or not path.is_file() or getattr(arguments, "word_column", None):
+        return None
+    if suffix_of(path) not in (*READ, *OTHER_NAMES) or suffix_of(path) == ".txt":
+        return None
+    table = read_table(path, arguments.encoding, arguments.read_options.has_header)
+    rows = [
+        {**row, WHERE: str(number)} for row, number in zip(table.rows, table.numbers, strict=True)
+    ]
+    is_table = not arguments.read_options.has_words and read_export(rows) is None
+    return table if is_table else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from datasets import Dataset, List, Value
 from numpy.typing import NDArray
 
@@ -34,8 +35,11 @@ def read_questions(data: Dataset, name: str) -> Dataset:
     ids: set[str] = set()
     read_answers = []
     for row, (id_, context, value) in enumerate(rows_of(data, ["id", "context", "answers"])):
-        answers = _read_answers(value, context)
-        mistake = _find_mistake(context, answers)
+        try:
+            answers = _read_answers(value, context)
+            mistake = _find_mistake(context, answers)
+        except (KeyError, TypeError, ValueError, yaml.YAMLError):
+            mistake = f"no answers with text and answer_start, but {str(value)[:50]!r}"
         if id_ in ids:
             mistake = f"the id {id_!r} again"
         if mistake:
@@ -50,18 +54,20 @@ def read_questions(data: Dataset, name: str) -> Dataset:
 def _read_answers(value: Any, context: str) -> Answers:
     """Return the answers of a row, which are the Hub's lists of texts and starts, or other forms.
 
-    These are SQuAD's own list of answers, or texts, of which the first in the context is meant.
-    Nothing is no answer.
+    These are SQuAD's own list of answers, an object with a single one, each also as text in a
+    table, or texts, of which the first in the context is meant. Nothing is no answer.
     """
-    if isinstance(value, dict):
+    if isinstance(value, str) and value.strip()[:1] in ("{", "["):
+        value = yaml.safe_load(value)  # Python's form and JSON's
+    if isinstance(value, dict) and isinstance(value["text"], list):
         return value
-    listed = [value] if isinstance(value, str) else value or []
+    listed = [value] if isinstance(value, (str, dict)) else value or []
     answers: Answers = {"text": [], "answer_start": []}
     for answer in listed:
         if isinstance(answer, str):
             answer = {"text": answer, "answer_start": context.find(answer)}
         answers["text"].append(answer["text"])
-        answers["answer_start"].append(answer["answer_start"])
+        answers["answer_start"].append(int(answer["answer_start"]))
     return answers
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import softmax
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import binomtest, pearsonr, spearmanr
 from sklearn.metrics import (
     accuracy_score,
     classification_report,
@@ -25,6 +26,7 @@ from run.edge import RecipeError
 
 
 MAX_LISTED = 40  # classes in a printed table
+_RESAMPLES = 200  # of the examples, for an interval
 _MAX_NAME = 30  # characters of a class in a printed table
 Score = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
 
@@ -40,43 +42,15 @@ def _zero_if_constant(score: Score) -> Score:
     return checked
 
 
-def _f1(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-    return float(f1_score(references, predictions, zero_division=0.0))
-
-
-def _pearson(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-    return float(pearsonr(references, predictions)[0])
-
-
-def _spearman(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-    return float(spearmanr(references, predictions)[0])
-
-
-def _r2(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-    return float(r2_score(references, predictions)) if len(references) > 1 else 0.0
-
-
-def _mean_absolute_error(
-    references: NDArray[np.float64], predictions: NDArray[np.float64]
-) -> float:
-    return float(np.abs(references - predictions).mean())
-
-
-def _root_mean_squared_error(
-    references: NDArray[np.float64], predictions: NDArray[np.float64]
-) -> float:
-    return float(np.sqrt(np.square(references - predictions).mean()))
-
-
 SCORES: dict[str, Score] = {
     "accuracy": accuracy_score,
-    "f1": _f1,
+    "f1": partial(f1_score, zero_division=0.0),
     "matthews_correlation": _zero_if_constant(matthews_corrcoef),
-    "pearson": _zero_if_constant(_pearson),
-    "r2": _r2,
-    "spearmanr": _zero_if_constant(_spearman),
-    "mean_absolute_error": _mean_absolute_error,
-    "root_mean_squared_error": _root_mean_squared_error,
+    "pearson": _zero_if_constant(lambda *values: float(pearsonr(*values)[0])),
+    "r2": lambda *values: float(r2_score(*values)) if len(values[0]) > 1 else 0.0,
+    "spearmanr": _zero_if_constant(lambda *values: float(spearmanr(*values)[0])),
+    "mean_absolute_error": lambda a, b: float(np.abs(a - b).mean()),
+    "root_mean_squared_error": lambda a, b: float(np.sqrt(np.square(a - b).mean())),
 }
 
 
@@ -156,18 +130,57 @@ def server_average(scores: ByTask) -> float | None:
     return mean(means)
 
 
-def format_scores(scores: Mapping[str, float]) -> str:
-    """Return rounded scores as text: "f1 0.812, accuracy 0.684"."""
-    return ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
+Intervals = Mapping[str, Mapping[str, float]]  # by score: low and high, perhaps right and rows
 
 
-def defused(value: Any) -> Any:
-    """Return a cell that a spreadsheet does not compute: one that begins as a formula gets an
-    apostrophe before it.
+def format_scores(scores: Mapping[str, float], intervals: Intervals | None = None) -> str:
+    """Return rounded scores as text, with their intervals where these are known:
+    "accuracy 0.933 (28 of 30, 0.79 to 0.98), loss 0.231".
     """
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return f"'{value}"
-    return value
+    shown = []
+    for name, score in scores.items():
+        text = f"{name} {score:.3f}"
+        if intervals and name in intervals:
+            text += f" ({format_interval(intervals[name])})"
+        shown.append(text)
+    return ", ".join(shown)
+
+
+def format_interval(interval: Mapping[str, float]) -> str:
+    """Return an interval as text, of an accuracy with its count: "28 of 30, 0.79 to 0.98"."""
+    text = f"{interval['low']:.2f} to {interval['high']:.2f}"
+    if "right" in interval:
+        return f"{interval['right']:,} of {interval['rows']:,}, {text}"
+    return text
+
+
+def find_intervals(
+    score: Callable[[NDArray[np.float32], NDArray[Any]], Mapping[str, float]],
+    outputs: NDArray[np.float32],
+    labels: NDArray[Any],
+) -> dict[str, dict[str, float]]:
+    """Return the 95 % intervals of a classifier's scores, if other examples were drawn.
+
+    That of an accuracy is Wilson's, with the count; the others are percentiles of the score on
+    examples that are drawn again from those at hand.
+    """
+    generator = np.random.default_rng(0)
+    drawn: dict[str, list[float]] = {}
+    for _ in range(_RESAMPLES):
+        rows = generator.integers(len(labels), size=len(labels))
+        for name, value in score(outputs[rows], labels[rows]).items():
+            drawn.setdefault(name, []).append(value)
+    intervals = {}
+    for name, values in drawn.items():
+        low, high = np.percentile(values, [2.5, 97.5]).tolist()
+        intervals[name] = {"low": low, "high": high}
+    if "accuracy" in intervals:
+        accuracy = score(outputs, labels)["accuracy"]
+        right = round(accuracy * len(labels))
+        interval = binomtest(right, len(labels)).proportion_ci(method="wilson")
+        low, high = float(interval.low), float(interval.high)
+        intervals["accuracy"] = {"right": right, "rows": len(labels), "low": low, "high": high}
+    return intervals
 
 
 def check_finite(outputs: NDArray[np.float32]) -> None:
@@ -192,6 +205,13 @@ class ClassScores:
     names: tuple[str, ...]
     scored: int
     confidence: NDArray[np.float64] | None = None
+
+    @property
+    def constant(self) -> str | None:
+        """The class that all examples are predicted as, if they are not all of it."""
+        if self.expected.ndim != 1 or len(np.unique(self.predicted)) != 1:
+            return None
+        return self.names[self.predicted[0]] if (self.expected != self.predicted).any() else None
 
     @property
     def present(self) -> list[int]:
@@ -259,14 +279,14 @@ class ClassScores:
 
     def mistakes(self, at_most: int) -> pd.DataFrame:
         """Return the wrong predictions of which the model was most confident: row, label,
-        prediction, confidence.
+        prediction, probability.
         """
         assert self.confidence is not None
         wrong = np.flatnonzero(self.expected != self.predicted)
         rows = wrong[np.argsort(-self.confidence[wrong], kind="stable")][:at_most]
         names = np.array(self.names, dtype=object)
         columns = {"label": names[self.expected[rows]], "predicted": names[self.predicted[rows]]}
-        return pd.DataFrame({"row": rows, **columns, "confidence": self.confidence[rows].round(4)})
+        return pd.DataFrame({"row": rows, **columns, "probability": self.confidence[rows].round(3)})
 
     def reliability(self, bins: int = 10) -> tuple[pd.DataFrame, float]:
         """Return the share of right predictions by confidence, and the expected calibration error.
@@ -292,6 +312,7 @@ class ValueScores:
 
     expected: NDArray[np.floating[Any]]
     predicted: NDArray[np.floating[Any]]
+    constant: None = None
 
     def by_class(self) -> None:
         """A score has no classes."""
@@ -312,6 +333,14 @@ def score_classes(
 def _shorten(name: str) -> str:
     name = " ".join(name.split())
     return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 11]}...{name[-8:]}"
+
+
+def describe_constant(name: str) -> str:
+    """Return what to say of a model that gives one answer for all examples."""
+    return (
+        f"note: all predictions are {name!r}: the model tells nothing apart, and the scores are no "
+        "result. Try a third of --learning_rate, or more epochs."
+    )
 
 
 def find_majority(data: Any, names: Sequence[str]) -> dict[str, Any] | None:
@@ -336,6 +365,6 @@ def describe_majority(dataset: Mapping[str, Any]) -> str | None:
         return None
     rows = dataset["rows"]["validation"]
     return (
-        f"Always {majority['class']!r} has the accuracy {majority['share']:.4f} on these {rows:,} "
+        f"Always {majority['class']!r} has the accuracy {majority['share']:.3f} on these {rows:,} "
         "examples."
     )

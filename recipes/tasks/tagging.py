@@ -21,7 +21,8 @@ from data.data import check_fast, lines_of, locate
 from houlsby_peft.predict.tagging import find_entities, mark_entities
 from run.edge import RecipeError
 from run.trainer import RecipeTrainer
-from tasks.label_issues import FrozenEncoder, Items, LabeledTask
+from tasks.frozen_encoder import FrozenEncoder
+from tasks.label_issues import Items, LabeledTask
 from tasks.metrics import Examples
 from tasks.scores import ClassScores, check_finite
 
@@ -73,7 +74,7 @@ class TaggingTask(LabeledTask):
 
     def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
         """Return the words with their tags."""
-        sentences = pd.DataFrame({"line": lines_of(examples)})
+        sentences = pd.DataFrame({"row": lines_of(examples)})
         sentences["text"] = list(map(" ".join, examples["words"]))
         sentences["word"] = list(examples["words"])
         sentences["tag"] = list(examples["tags"])

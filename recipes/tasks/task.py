@@ -21,6 +21,7 @@ from transformers import (
 from transformers.trainer_utils import PredictionOutput
 
 from data.data import commit_of, tokenize
+from houlsby_peft.tables import defused
 from run.command import Command
 from run.edge import end_if_terminated, log, looks_like_a_path
 from run.model import adapt, load_model
@@ -32,7 +33,7 @@ from tasks.metrics import Examples, compute_metrics, load_metrics
 from tasks.scores import (
     ClassScores,
     ValueScores,
-    defused,
+    find_intervals,
     find_majority,
     score_classes,
 )
@@ -157,6 +158,39 @@ class Task(ABC):
         self, model: PreTrainedModel, training: RecipeTrainingArguments
     ) -> dict[str, Any]:
         """Return what the trainer's class needs beyond other trainers."""
+        return {}
+
+    def find_intervals(self, trainer: RecipeTrainer) -> dict[str, Any]:
+        """Return the 95 % intervals of the scores of each split of a classification.
+
+        Every process predicts.
+        """
+        if len(self.labels) < 2 or self.task_type != "SEQ_CLS":
+            return {}
+        outputs = dict(trainer.predicted)
+        if trainer.args.eval_strategy != "no":
+            name, _, outputs["validation"] = trainer.predict_validation()
+        intervals = {}
+        for split, output in outputs.items():
+            found = find_intervals(
+                lambda *arrays: self.score(EvalPrediction(*arrays)),
+                np.asarray(output.predictions),
+                np.asarray(output.label_ids),
+            )
+            if split == "validation" and "(" in name:  # of MNLI's two, whose scores have a prefix
+                prefix = name.partition("(")[2].rstrip(")")
+                found = {f"{prefix}_{score}": interval for score, interval in found.items()}
+            intervals[split] = found
+        return intervals
+
+    def find_constant(self, predictions: Any) -> str | None:
+        """Return the one answer that the kept weights give for all examples; None if there are
+        several.
+        """
+        return None if predictions is None else cast(str | None, predictions.scores.constant)
+
+    def examine(self, trainer: RecipeTrainer, command: Command) -> dict[str, Any]:
+        """Return what results.json says beyond the scores, such as those of a baseline."""
         return {}
 
     def evaluate(self, trainer: RecipeTrainer) -> dict[str, float]:

@@ -245,6 +245,8 @@ def test_a_reader_that_stops_early_is_no_error(adapter):
         (["train", "nothing.xlsx"], "nothing.xlsx is no file or folder that exists"),
         (["evaluate", "run", "./nothing"], "./nothing is no file or folder that exists"),
         (["train", ".", "--recipe", "poems"], "--recipe must be one of text_classification, token"),
+        (["train", ".", "--epoch", "3"], r"unknown flag --epoch; did you mean --epochs\?"),
+        (["train", ".", "--nonsense"], "unknown flag --nonsense; --help-all lists all"),
         (["predict", "a/b/c", "text"], "a/b/c is no file or folder that exists"),
         (["predict", "user/adapter", "text", "--device", "abacus"], "--device must be one that Py"),
     ],
@@ -266,3 +268,35 @@ def test_the_recipe_may_follow_the_data(flags, tmp_path, monkeypatch):
     assert started[1].endswith("squad.py")
     assert "--recipe" not in " ".join(started)
     assert ("8" in started) == ("8" in flags)
+
+
+def test_flags_are_spelled_as_people_know_them(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.extend(arguments[2:]))
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "b.csv"):
+        Path(name).write_text("text\na\n")
+    main(
+        [
+            "train",
+            "a.csv",
+            "b.csv",
+            "--text-columns",
+            "text",
+            "--model=x",
+            "--lr",
+            "-1",
+            "--do_eval",
+        ]
+    )
+    assert started == [
+        *("--data", "a.csv", "--do_train", "--more_data", "b.csv", "--text_columns", "text"),
+        *("--model_name=x", "--learning_rate", "-1", "--do_eval"),
+    ]
+
+
+def test_words_that_are_no_command(capsys):
+    for words, meant in ((["trian"], "train"), (["predict", "x", "y", "--devise"], "--device")):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert f"did you mean {meant}?" in capsys.readouterr().err

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zipfile
 from pathlib import Path
+from typing import ClassVar
 
+import openpyxl
 import pandas as pd
 import pytest
+from datasets import Dataset, DatasetDict
 from python_calamine import CalamineWorkbook
 
 import token_classification
@@ -19,7 +23,7 @@ from data.labels import MULTI, REGRESSION, SINGLE
 from data.reading import read_file
 from houlsby_peft import AdapterError
 from houlsby_peft.predict.tagging import find_entities
-from houlsby_peft.tables import TableReader, TableWriter
+from houlsby_peft.tables import Table, read_table, write_table
 from run.arguments import ReadOptions
 from run.edge import RecipeError
 from run.training_arguments import RecipeTrainingArguments
@@ -151,7 +155,7 @@ class TestColumns:
         assert len(labels_of(task)) == 20
         assert task.kind.names == ("a", "b")
         assert "no header: the first row is" in capsys.readouterr().out
-        assert TableReader(tmp_path / "a.csv", has_header=True).count == 19
+        assert len(read_table(tmp_path / "a.csv", has_header=True).rows) == 19
 
     def test_a_short_file_without_a_header(self, tmp_path):
         (tmp_path / "a.csv").write_text("It is late,x\nIt is wrong,y\n")
@@ -164,8 +168,8 @@ class TestColumns:
         assert data["label"][:] == ["x", "y"]
         assert data["label_2"][:] == ["1", "2"]
         output = capsys.readouterr().out
-        assert "line 3 repeats the header and is left out" in output
-        assert "a second column 'label' is called 'label_2'" in output
+        assert "row 3 repeats the header and is left out" in output
+        assert "columns of one name are called label_2" in output
 
     def test_what_is_not_used_may_be_anything(self, tmp_path):
         rows = [{"text": text, "label": "xy"[n % 2], "n": n} for n, text in enumerate(TEXTS)]
@@ -177,9 +181,7 @@ class TestColumns:
 
 
 def sheet(path: Path, rows: list[dict[str, object]]) -> Path:
-    pd.DataFrame(rows).to_csv(path.with_suffix(".csv"), index=False)
-    with TableWriter(path, TableReader(path.with_suffix(".csv")), []) as writer:
-        writer.write(rows)
+    write_table(path, rows, Table(path, ".xlsx", columns=list(rows[0])), [])
     return path
 
 
@@ -270,9 +272,8 @@ class TestFormats:
         [
             ('"He said \\"hi\\", twice",a\nb,b', 'He said "hi", twice', ""),
             ('"one\nline",a\nb,b', "one\nline", ""),
-            ('"x" y,a', None, "line 2: its quotation marks do not match"),
-            ('"a,b\nc,d', None, "line 2: its quotation marks do not match"),
-            ('"lone,a\nb,b\nc",b\n', "lone,a\nb,b\nc", "lines 2 to 4 are one row, as quotation"),
+            ('"a,b\nc,d', None, "EOF inside string starting at row 2.*write those inside it"),
+            ('"lone,a\nb,b\nc",b\n', "lone,a\nb,b\nc", "row 2 is 3 lines, as quotation"),
         ],
     )
     def test_quotation_marks(self, rows, expected, said, tmp_path, capsys):
@@ -298,6 +299,7 @@ STUDIO = {
     ],
 }
 SPAN = {"start": 0, "end": 3, "label": "PER"}
+PRODIGY = {"text": "Ada sang", "_input_hash": 1, "_task_hash": 2, "answer": "accept"}
 
 
 class TestExports:
@@ -342,21 +344,16 @@ class TestExports:
                 [SPAN],
             ),
             ([{"text": "Ada sang", "label": ["good"]}], "label", ["good"]),
-            ([{"text": "Ada sang", "label": "good", "answer": "accept"}], "label", "good"),
-            ([{"text": "Ada sang", "label": "good", "answer": "reject"}], "label", "not good"),
+            ([{**PRODIGY, "label": "good"}], "label", "good"),
+            ([{**PRODIGY, "label": "good", "answer": "reject"}], "label", "not good"),
+            # A table, whose column is called as Prodigy's.
+            ([{"text": "Ada sang", "label": "good", "answer": "reject"}], "label", "good"),
             (
-                [
-                    {"text": "skipped", "accept": ["x"], "answer": "ignore"},
-                    {"text": "Ada sang", "accept": ["good"], "answer": "accept"},
-                ],
+                [{**PRODIGY, "accept": ["x"], "answer": "ignore"}, {**PRODIGY, "accept": ["good"]}],
                 "label",
                 ["good"],
             ),
-            (
-                [{"text": "Ada sang", "spans": [{**SPAN, "token_end": 0}], "answer": "accept"}],
-                "spans",
-                [SPAN],
-            ),
+            ([{**PRODIGY, "spans": [{**SPAN, "token_end": 0}]}], "spans", [SPAN]),
         ],
     )
     def test_rows(self, rows, column, value, tmp_path):
@@ -376,6 +373,157 @@ class TestExports:
         assert row == {"context": "Ada sang", "answers": answers}
 
 
+def splits_of(task) -> dict[str, int]:
+    return {name: len(split) for name, split in task.splits.items()}
+
+
+class TestSplits:
+    """Test rows are never trained on, however the splits are written."""
+
+    SPLITS: ClassVar = {"train": 20, "validation": 5, "test": 4}
+    ROWS: ClassVar = [{"text": text, "label": "xy"[row % 2]} for row, text in enumerate(TEXTS)]
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("train-00000-of-00001.parquet", "validation-0.parquet", "test-00000-of-00001.parquet"),
+            ("data/train.parquet", "data/dev-1.parquet", "data/test.parquet"),
+            ("tickets_train.csv", "tickets_dev.csv", "tickets_test.csv"),
+            ("Train.CSV", "val.csv", "test.csv"),
+            ("en-ud-train.csv", "en-ud-dev.csv", "en-ud-test.csv"),
+            ("train/a.csv", "valid/a.csv", "test/a.csv"),
+        ],
+    )
+    def test_names_of_files(self, names, tmp_path):
+        for name, count in zip(names, self.SPLITS.values(), strict=True):
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            frame = pd.DataFrame(self.ROWS[:count])
+            if path.suffix == ".parquet":
+                frame.to_parquet(path)
+            else:
+                frame.to_csv(path, index=False)
+        for name in (".~lock.train.csv#", "._train.csv", ".DS_Store"):
+            (tmp_path / name).write_bytes(b"\0")
+        assert splits_of(load(tmp_path, keep_repeated=True)) == self.SPLITS
+
+    def test_a_column_and_an_object(self, tmp_path, capsys):
+        rows = [{**row, "Split": "train" if n < 16 else "test"} for n, row in enumerate(self.ROWS)]
+        task = load(write_jsonl(tmp_path / "a.jsonl", rows))
+        assert splits_of(task) == {"train": 13, "validation": 3, "test": 4}
+        assert "the column 'Split' names the splits" in capsys.readouterr().out
+        rows[3]["Split"] = "unlabeled"
+        with pytest.raises(RecipeError, match="row 4 has 'unlabeled'"):
+            load(write_jsonl(tmp_path / "b.jsonl", rows))
+        for make in (dict, lambda row: list(row.values())):
+            parts = {"train": self.ROWS[:16], "dev": self.ROWS[:5], "test": self.ROWS[16:]}
+            parts = {name: list(map(make, part)) for name, part in parts.items()}
+            (tmp_path / "c.json").write_text(json.dumps(parts))
+            task = load(tmp_path / "c.json", keep_repeated=True)
+            assert splits_of(task) == {"train": 16, "validation": 5, "test": 4}
+
+    def test_what_the_library_datasets_has_saved(self, tmp_path):
+        whole = Dataset.from_list(self.ROWS)
+        DatasetDict({"train": whole, "test": whole}).save_to_disk(tmp_path / "several")
+        assert splits_of(load(tmp_path / "several"))["test"] == 20
+        whole.save_to_disk(tmp_path / "one")
+        assert sum(splits_of(load(tmp_path / "one")).values()) == 20
+
+    def test_few_rows_and_rare_classes_are_said(self, tmp_path, capsys):
+        labels = ["x", "y"] * 9 + ["z", "z"]
+        assert splits_of(load(write_csv(tmp_path, labels))) == {"train": 16, "validation": 4}
+        said = capsys.readouterr().out
+        assert "4 validation examples say little" in said
+        assert "no validation example has the class z" in said
+
+
+class TestRefused:
+    """What would be trained on as if it were something else."""
+
+    @pytest.mark.parametrize(
+        ("label", "said"),
+        [
+            ([0.9, 0.1], "probabilities"),
+            (["pos", "pos", "neg"], "votes"),
+            ("85%", "percentages"),
+            ({"name": "x"}, "objects"),
+        ],
+    )
+    def test_labels(self, label, said, tmp_path):
+        rows = [{"text": text, "label": label} for text in TEXTS]
+        with pytest.raises(RecipeError, match=f"row 1 has {said}"):
+            load(write_jsonl(tmp_path / "a.jsonl", rows))
+
+    @pytest.mark.parametrize(
+        ("name", "content", "said"),
+        [
+            ("a.xls", "<html><table></table></html>", "a page in HTML"),
+            ("a.parquet", "PAR1 no table", "damaged"),
+            ("a.csv.gz", gzip.compress(b"text,label\n" * 99)[:-9], "cannot be unpacked"),
+            ("a.json", "[" * 100_000, "recursion|nest"),
+        ],
+    )
+    def test_files(self, name, content, said, tmp_path):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises((AdapterError, RecipeError), match=said):
+            load(path)
+
+    def test_what_would_never_end_or_fill_the_memory(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe.csv")
+        (tmp_path / "zero.csv").symlink_to("/dev/zero")
+        for name in ("pipe.csv", "zero.csv"):
+            with pytest.raises(AdapterError, match="must be a file"):
+                read_file(tmp_path / name)
+        path = sheet(tmp_path / "a.xlsx", ROWS)
+        far = tmp_path / "far.xlsx"
+        with zipfile.ZipFile(path) as source, zipfile.ZipFile(far, "w") as target:
+            for name in source.namelist():
+                content = source.read(name).replace(b'r="B3"', b'r="XFD1048576"')
+                target.writestr(name, content)
+        with pytest.raises(AdapterError, match=r"1,048,576 rows and 16,384 columns"):
+            read_file(far)
+
+    def test_marked_parts_are_for_the_other_recipe(self, tmp_path):
+        rows = [{"text": text, "entities": [[0, 4, "X"]]} for text in TEXTS]
+        with pytest.raises(RecipeError, match="--recipe token_classification"):
+            load(write_jsonl(tmp_path / "a.jsonl", rows))
+
+    def test_a_row_unlike_the_others_of_an_export(self, tmp_path):
+        with pytest.raises(RecipeError, match="Label Studio has exported, such as row 2"):
+            read_file(write_jsonl(tmp_path / "a.jsonl", [STUDIO, {"data": {"text": "a"}}]))
+        odd = {"text": "Ada sang", "entities": [[0, "three", "PER"]]}
+        with pytest.raises(RecipeError, match="row 1 is not as doccano exports it"):
+            read_file(write_jsonl(tmp_path / "a.jsonl", [odd]))
+
+
+class TestSheets:
+    def test_merged_cells_are_filled_and_hidden_rows_said(self, tmp_path, capsys):
+        book = openpyxl.Workbook()
+        for row in [["text", "label"], ["a", "x"], ["b", None], ["c", "y"]]:
+            book.active.append(row)
+        book.active.merge_cells("B2:B3")
+        book.active.row_dimensions[4].hidden = True
+        book.save(tmp_path / "a.xlsx")
+        assert read_file(tmp_path / "a.xlsx")["label"][:] == ["x", "x", "y"]
+        said = capsys.readouterr().out
+        assert "1 cells below the first of merged ones have its value" in said
+        assert "1 rows are hidden" in said
+
+    @pytest.mark.parametrize(
+        ("name", "text", "column", "value"),
+        [
+            ("a.xls", "text\tlabel\nan a\tx\n", "label", "x"),
+            ("a.jsonl", '{\n "text": "a",\n "label": "x"\n}\n{"text": "b"}', "label", "x"),
+            ("a.txt", "__label__x a text\n__label__y b\n", "label", "x"),
+            ("a.csv", 'Q1,Q2\nText?,Class?\n"{""ImportId"":""1""}",b\nx,y\n', "Q2", "y"),
+        ],
+    )
+    def test_read_by_the_content(self, name, text, column, value, tmp_path):
+        (tmp_path / name).write_text(text)
+        assert read_file(tmp_path / name)[column][0] == value
+
+
 class TestFolders:
     def test_a_folder_for_each_class(self, tmp_path, capsys):
         for number, text in enumerate(TEXTS):
@@ -386,16 +534,21 @@ class TestFolders:
             task = load(path)
             assert task.kind.names == ("angry", "billing")
             assert len(labels_of(task)) == 20
-        assert "20 texts in folders of classes: angry, billing" in capsys.readouterr().out
+        assert "train: 20 rows of" in capsys.readouterr().out
 
     def test_files_of_one_format(self, tmp_path, capsys):
-        for name in ("a.conll", "b.conll"):
-            (tmp_path / name).write_text("Ada B-PER\n")
-        data = read_file(tmp_path)
-        assert len(data) == 2
-        assert "2 files are read as one" in capsys.readouterr().out
+        for name in ("part1.csv", "part2.csv"):
+            write_csv(tmp_path, ["x", "y"] * 10, name)
+        assert len(load(tmp_path, keep_repeated=True).undivided) == 40
+        assert "train: 40 rows of part1.csv, part2.csv" in capsys.readouterr().out
+        (tmp_path / "part2.csv").rename(tmp_path / "other.csv")
+        with pytest.raises(RecipeError, match=r"other\.csv, part1\.csv have different names"):
+            load(tmp_path)
+        both = load(tmp_path / "part1.csv", more_data=[str(tmp_path / "other.csv")])
+        assert len(both.undivided) == 40
+        (tmp_path / "empty").mkdir()
         with pytest.raises(RecipeError, match="has no split"):
-            read_file((tmp_path / "empty").mkdir() or tmp_path / "empty")
+            load(tmp_path / "empty")
 
     def test_the_one_file_beside_other_splits(self, tmp_path):
         write_csv(tmp_path, ["x", "y"] * 10, "tickets.csv")
@@ -487,9 +640,10 @@ class TestTags:
             read_tagged(path, tag_column="3")
 
     def test_a_word_with_a_blank(self, tmp_path):
-        lines = ["New York\tB-LOC", "sleeps\tO", ""] * 4
+        """As in predictions, it is two words, of one entity."""
+        lines = ["-DOCSTART- (doc_1)\tO", "", "New York\tB-LOC", "sleeps\tO", ""] * 4
         rows, _ = read_tagged(write_lines(tmp_path / "a.conll", *lines))
-        assert rows[0] == (["New York", "sleeps"], ["B-LOC", "O"])
+        assert rows == [(["New", "York", "sleeps"], ["B-LOC", "I-LOC", "O"])] * 4
 
     @pytest.mark.parametrize(
         ("row", "options"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     EvalPrediction,
+    TrainerControl,
     TrainerState,
 )
 
@@ -29,6 +31,7 @@ from houlsby_peft import HoulsbyConfig
 from recipe_runs import logits_of, results_of, run, write
 from run.edge import RecipeError
 from run.progress import scores_per_epoch
+from run.resumable_trainer import Patience
 from run.trainer import RecipeTrainer
 from run.training_arguments import RecipeTrainingArguments
 from tasks.glue_tasks import (
@@ -113,11 +116,20 @@ class TestData:
 
 class TestRuns:
     def test_of_equal_scores_the_lower_loss_is_better(self, tmp_path):
-        trainer = object.__new__(RecipeTrainer)
+        """It is kept; only one that is lower by more than 0.01 keeps the training going."""
+        trainer, patience = object.__new__(RecipeTrainer), Patience(2)
+        trainer.callback_handler = SimpleNamespace(callbacks=[patience])
+        trainer.control = TrainerControl()
         trainer.args = RecipeTrainingArguments(
             str(tmp_path), metric_for_best_model="accuracy", save_strategy="epoch"
         )
-        for loss, accuracy, best in ((0.8, 0.9, 10), (1.2, 0.9, 5), (0.8, 0.8, 5), (1.2, 0.95, 10)):
+        for loss, accuracy, best, waits in (
+            (0.8, 0.9, 10, 0),
+            (0.995, 0.9, 10, 1),
+            (1.2, 0.9, 5, 2),
+            (0.8, 0.8, 5, 3),
+            (1.2, 0.95, 10, 0),
+        ):
             trainer.state = TrainerState(global_step=10, best_metric=0.9, best_global_step=5)
             trainer.state.log_history = [
                 {"step": 5, "loss": 9.0},
@@ -127,6 +139,9 @@ class TestRuns:
                 {"eval_loss": loss, "eval_accuracy": accuracy}, None
             )
             assert (trainer.state.best_global_step, is_best) == (best, best == 10)
+            assert patience.early_stopping_patience_counter == waits
+            assert trainer.control.should_training_stop == (waits >= 2)
+            trainer.control.should_training_stop = False
         of_squad = [{"step": 5, "eval_f1": 0.9}]
         trainer.args.metric_for_best_model = "f1"
         trainer.state = TrainerState(

@@ -8,12 +8,18 @@ from importlib.util import find_spec
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from transformers import AutoModel, AutoTokenizer
 
 import text_classification
 import token_classification
 from demo import minimal_pairs
 from recipe_runs import results_of, run, write
 from run.edge import RecipeError
+from run.training_arguments import RecipeTrainingArguments
+from tasks.classification import ClassificationArguments, load_task
 from tasks.label_issues import find_issues
 
 
@@ -85,15 +91,15 @@ def test_wrong_departments_of_german_tickets_are_found(tmp_path, monkeypatch, ca
     data = write(tmp_path / "tickets.csv", Nachricht=texts, Abteilung=labels)
     flags = ["--data", data, "--model_name", "minilm", "--use_cpu", "--check_labels", "only"]
     run(text_classification, *flags, "--output_dir", tmp_path / "run")
-    issues = pd.read_csv(tmp_path / "run" / "label_issues.csv")
-    assert list(issues) == ["line", "text", "label", "suggestion", "probability"]
-    rows = [line - 2 for line in issues["line"]]
+    copy = pd.read_csv(tmp_path / "run" / "label_issues.csv", dtype={"Nachricht": str})
+    assert list(copy) == ["Nachricht", "Abteilung", "suggestion", "probability"]
+    assert (copy["Nachricht"].tolist(), copy["Abteilung"].tolist()) == (texts, labels)
+    issues = copy.dropna().sort_values("probability", ascending=False)
+    rows = issues.index.tolist()
     check_found(issues, set(planted), rows)
-    assert issues["text"].tolist() == [texts[row] for row in rows]
-    assert issues["label"].tolist() == [labels[row] for row in rows]
     departments = [tickets[row][1] for row in rows]
     assert np.mean(issues["suggestion"] == departments) > 0.7
-    assert f"{len(issues)} of 400 are probably wrong" in capsys.readouterr().out
+    assert f"{len(issues)} of 400 labels are probably wrong" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"label_issues.csv"}
 
 
@@ -112,10 +118,11 @@ def test_wrong_labels_of_texts_with_several_are_found(tmp_path):
     data = write(tmp_path / "tickets.jsonl", text=texts, labels=list(map(sorted, labels)))
     flags = ["--data", data, "--model_name", "minilm", "--use_cpu", "--check_labels", "only"]
     run(text_classification, *flags, "--output_dir", tmp_path)
-    issues = pd.read_csv(tmp_path / "label_issues.csv", keep_default_na=False)
-    rows = [line - 1 for line in issues["line"]]
+    copy = pd.read_json(tmp_path / "label_issues.jsonl", lines=True)
+    assert copy["labels"].tolist() == list(map(sorted, labels))
+    issues = copy.dropna().sort_values("probability", ascending=False)
+    rows = issues.index.tolist()
     check_found(issues, set(planted), rows)
-    assert issues["label"].tolist() == ["; ".join(sorted(labels[row])) for row in rows]
     assert np.mean(issues["suggestion"] == ["; ".join(right[row]) for row in rows]) > 0.7
 
 
@@ -140,7 +147,7 @@ def test_wrong_tags_are_found(tmp_path):
     run(token_classification, *flags, "--output_dir", tmp_path)
     issues = pd.read_csv(tmp_path / "label_issues.csv", keep_default_na=False)
     found = []
-    for line, position in zip(issues["line"], issues["position"], strict=True):
+    for line, position in zip(issues["row"], issues["position"], strict=True):
         found.append((line_of_sentence[line], position - 1))
     check_found(issues, planted, found)
     assert issues["word"].tolist() == [sentences[row][number] for row, number in found]
@@ -195,11 +202,36 @@ def test_a_run_may_begin_with_the_check(encoder, tmp_path, capsys):
     run(text_classification, "--data", data, *flags, "--check_labels")
     printed = capsys.readouterr().out
     assert printed.count("data.csv: 90 rows") == 1
-    assert "of 90 are probably wrong" in printed
-    assert (tmp_path / "run" / "label_issues.csv").exists()
-    assert results_of(tmp_path / "run")["dataset"]["rows"] == {"train": 81, "validation": 9}
+    assert "of 90 labels are probably wrong" in printed
+    assert results_of(tmp_path / "run")["dataset"]["rows"] == {"train": 72, "validation": 18}
+    copy = pd.read_csv(tmp_path / "run" / "label_issues.csv")
+    assert copy["text"].tolist() == texts
+    is_doubtful = copy["suggestion"].notna()
+    assert (copy["suggestion"] != copy["label"])[is_doubtful].all()
+    assert f"{is_doubtful.sum()} of 90 labels are contradicted by" in printed
+    check_baseline(encoder, data, results_of(tmp_path / "run")["baseline"]["scores"])
     run(text_classification, "--data", data, *flags)
     assert "nothing is trained" in capsys.readouterr().out, "the check does not change the run"
+
+
+def check_baseline(encoder, data, scores) -> None:
+    """The accuracy is that of a logistic regression on the mean of the encoder's last states."""
+    model, tokenizer = AutoModel.from_pretrained(encoder), AutoTokenizer.from_pretrained(encoder)
+    task = load_task(ClassificationArguments(data=str(data)), RecipeTrainingArguments(use_cpu=True))
+    states = {}
+    for name, split in task.splits.items():
+        batch = tokenizer(list(split["text"]), padding=True, return_tensors="pt")
+        with torch.no_grad():
+            last = model(**batch).last_hidden_state
+        mask = batch["attention_mask"][:, :, None]
+        states[name] = ((last * mask).sum(1) / mask.sum(1)).numpy()
+    scale = StandardScaler().fit(states["train"])
+    regression = LogisticRegression(C=0.01).fit(
+        scale.transform(states["train"]), task.splits["train"]["label"]
+    )
+    predicted = regression.predict(scale.transform(states["validation"]))
+    right = (predicted == np.array(task.splits["validation"]["label"])).mean()
+    assert scores["accuracy"] == pytest.approx(right)
 
 
 def test_scores_cannot_be_checked(encoder, tmp_path):

@@ -91,7 +91,7 @@ def test_several_values_of_a_classifier(encoder, tmp_path, capsys):
         "--output_dir", tmp_path / "again")  # fmt: skip
     evaluation = json.loads((tmp_path / "again" / "evaluation.json").read_text())
     assert evaluation["metrics"] == expected
-    assert "counted.inner.rows 31.0000" in capsys.readouterr().out
+    assert "counted.inner.rows 31.000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,13 @@ from transformers import (
 )
 
 import text_classification
+from data.labels import SINGLE
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
 from run import figures, trainer
 from run.model import load_model
-from tasks.scores import MAX_LISTED, score_classes
+from tasks.classification import classification_scores
+from tasks.scores import MAX_LISTED, find_intervals, format_scores, score_classes
 from tasks.tagging import IGNORED, TaggingTask
 
 
@@ -132,6 +134,28 @@ class TestScoresOfClasses:
         ]
         assert max(map(len, scores.table().splitlines())) < 80
 
+    def test_intervals(self):
+        """Wilson's interval of 28 of 30 by its formula, and one that holds the score."""
+        labels, outputs = np.arange(30) % 2, np.eye(2)[np.arange(30) % 2]
+        outputs[:2] = outputs[:2, ::-1]
+        found = find_intervals(
+            lambda logits, given: classification_scores(logits, given, SINGLE), outputs, labels
+        )
+        share, z = 28 / 30, 1.959964
+        middle = (share + z**2 / 60) / (1 + z**2 / 30)
+        width = z * np.sqrt(share * (1 - share) / 30 + (z / 60) ** 2) / (1 + z**2 / 30)
+        low, high = pytest.approx(middle - width), pytest.approx(middle + width)
+        assert found["accuracy"] == {"right": 28, "rows": 30, "low": low, "high": high}
+        assert found["macro_f1"]["low"] < share < found["macro_f1"]["high"]
+        shown = format_scores({"accuracy": share, "loss": 0.2}, found)
+        assert shown == "accuracy 0.933 (28 of 30, 0.79 to 0.98), loss 0.200"
+
+    def test_one_answer_for_all(self):
+        labels = np.array([0, 1, 1])
+        assert score_classes(np.ones((3, 2)), labels, ["a", "b"]).constant == "a"
+        assert score_classes(np.eye(2)[labels], labels, ["a", "b"]).constant is None
+        assert score_classes(np.ones((3, 2)), labels * 0, ["a", "b"]).constant is None
+
     def test_several_labels_per_example(self):
         labels = np.array([[1, 0, 0], [1, 1, 0]], np.float32)
         scores = score_classes(np.array([[3.0, -1, -1], [1, -1, -2]]), labels, ["a", "b", "c"])
@@ -184,10 +208,7 @@ class TestFigures:
         ]
         for group in (labels[:classes], labels[classes:]):
             assert not any(a.overlaps(b) for a, b in pairwise(group))
-        share = 100 / (99 + classes)
-        assert axes.texts[0].get_text() == (
-            f"{share:.0%}" if classes == 2 else f"{100 * share:.0f}"
-        )
+        assert [text.get_text() for text in axes.texts[:2]] == ["100", "1"]
 
     def test_learning_curves(self):
         log = [

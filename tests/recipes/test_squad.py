@@ -332,6 +332,7 @@ class TestRuns:
             ),
             ({"answers": {"text": ["lived"], "answer_start": [-5]}}, "at character -5"),
             ({"id": "q"}, "row 1 has the id 'q' again"),
+            ({"answers": {"text": ["lived"]}}, "row 1 has no answers with text and answer_start"),
         ],
     )
     def test_bad_rows(self, change, message):
@@ -348,8 +349,10 @@ class TestRuns:
             ([[{"text": "lived", "answer_start": 5}], []], [(["lived"], [5]), ([], [])]),
             (["lived", None], [(["lived"], [5]), ([], [])]),
             ([["lived", "alan"], []], [(["lived", "alan"], [5, 0]), ([], [])]),
+            ([{"text": "lived", "answer_start": 5}, None], [(["lived"], [5]), ([], [])]),
+            (["{'text': ['lived'], 'answer_start': [5]}", "[]"], [(["lived"], [5]), ([], [])]),
         ],
-        ids=["objects", "texts", "lists of texts"],
+        ids=["objects", "texts", "lists of texts", "single ones", "in a table"],
     )
     def test_other_forms_of_answers(self, forms, expected):
         rows = [question("q", "alan lived"), question("r", "alan lived")]

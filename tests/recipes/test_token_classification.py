@@ -161,7 +161,7 @@ class TestRuns:
         assert results["labels"] == ["NOUN", "X"]
         assert results["chosen_by"] == "accuracy"
         assert "f1" not in results["epochs"][0]
-        # Its own data are scored on the four sentences that it was not trained on.
+        # Its own data are scored on the eight sentences that it was not trained on.
         run(
             token_classification,
             "--data",
@@ -174,7 +174,7 @@ class TestRuns:
         )
         found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
         assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
-        assert found["dataset"]["rows"] == {"validation": 4}
+        assert found["dataset"]["rows"] == {"validation": 8}
 
     def test_a_tag_that_training_lacks(self, encoder, data, tmp_path):
         (data / "validation.conll").write_text("Ada O\n\nOslo B-GPE\n")

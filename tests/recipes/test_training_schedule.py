@@ -54,9 +54,31 @@ def test_many_short_epochs_are_evaluated_twenty_times(arguments, rows, given, st
     assert (settled.save_strategy, steps and settled.save_steps) == (strategy, steps)
 
 
+@pytest.mark.parametrize(
+    ("rows", "given", "patience"),
+    [
+        (3_668, {}, 3),  # of 10 evaluations
+        (100, {}, 5),  # of 250 / 13
+        (240, {}, 4),  # of 125 / 7
+        (100, {"eval_strategy": "steps", "eval_steps": 8, "save_steps": 8}, 31),  # of 125
+        (100, {"early_stopping_patience": 2}, 2),
+        (100, {"early_stopping_patience": 0}, 0),  # never
+        (100, {"num_train_epochs": 250}, None),
+        (100, {"max_steps": 12}, None),
+        (100, {"do_train": True}, None),  # nothing is evaluated
+    ],
+)
+def test_a_quarter_of_the_evaluations_without_a_better_one_ends_a_run(
+    arguments, rows, given, patience
+):
+    given.setdefault("save_strategy", given.get("eval_strategy", "epoch"))
+    assert settle_schedule(arguments(**given), rows).early_stopping_patience == patience
+
+
 def test_what_was_settled_is_said(arguments, capsys):
     settle_schedule(arguments(), 100)
     said = capsys.readouterr().out
-    assert "1,000 steps, 250 epochs; the learning rate rises for 100 steps" in said
+    assert "at most 1,000 steps, 250 epochs; the learning rate rises for 100 steps" in said
+    assert "stops after 5 evaluations without a better main" in said
     settle_schedule(arguments(num_train_epochs=2, warmup_steps=0.1), 100)
     assert not capsys.readouterr().out

@@ -1,0 +1,53 @@
+"""What is read from the file of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import AdapterError
+
+
+Row = dict[str, Any]
+Cells = list[list[str]]
+
+# The formats by their usual extensions, in the order in which one of several files of a name is
+# preferred.
+SEPARATED, SHEETS = {".csv": ",", ".tsv": "\t"}, (".xlsx", ".xlsm", ".xls", ".ods")
+READ = (".parquet", *SEPARATED, ".jsonl", ".json", *SHEETS, ".txt")
+
+
+@dataclass
+class Table:
+    """A table in a file.
+
+    Attributes:
+        path: The file.
+        format: Its format as its usual extension, one of READ, by its content or else its name.
+        columns: The names of the columns. Several columns without a name are left out.
+        rows: The rows by the names of the columns.
+        numbers: The number of each row: that of a spreadsheet, whose header is row 1, or, without
+            a header, from 1 on.
+        separator: What separates the values.
+        encoding: The encoding of a text.
+        notes: What the user should know of how the table was read.
+    """
+
+    path: Path
+    format: str
+    columns: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    separator: str = ","
+    encoding: str = "utf-8"
+    notes: list[str] = field(default_factory=list)
+
+    def check_texts(self, columns: Sequence[str]) -> None:
+        """Refuse columns of lists or objects, which cannot be read as texts."""
+        for column in columns:
+            if any(isinstance(row.get(column), (list, dict, bytes)) for row in self.rows):
+                raise AdapterError(
+                    f"The column {column!r} of {self.path} must hold text in each row."
+                )
