@@ -18,14 +18,8 @@ from run.edge import end_with_one_line
 
 
 FIGURES = (
-    "ablation",
-    "compare",
-    "curves",
-    "depth",
-    "init_scale",
-    "robustness",
-    "stability",
-    "tradeoff",
+    *("ablation", "compare", "curves", "depth"),
+    *("init_scale", "robustness", "stability", "tradeoff"),
 )
 OF_SEVERAL_FOLDERS = ("robustness",)
 

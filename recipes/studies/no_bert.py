@@ -93,9 +93,7 @@ def main() -> None:
             raise RecipeError(
                 f"{path} holds the scores of another search. Give another --output_dir."
             )
-        test = "-"
-        if results["test"] is not None:
-            test = f"{results['test']['accuracy']:.4f}"
+        test = f"{results['test']['accuracy']:.4f}" if results["test"] else "-"
         print(
             f"{results['task']}: {results['model']}, accuracy {results['best_score']:.4f} "
             f"(validation), {test} (test)"

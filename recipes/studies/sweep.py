@@ -17,7 +17,7 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import recipes_path  # noqa: F401
@@ -27,7 +27,7 @@ from results.study import print_study
 from run.edge import end_with_one_line
 from sweeping.plan import describe_grid, tabulate
 from sweeping.processes import find_slots, launch_command
-from sweeping.runs import AXES, CHOICES, PlannedRun, make_runs
+from sweeping.runs import AXES, CHOICES, make_runs
 from sweeping.search import Search, execute_all, make_searches
 from tasks.scores import GLUE_TASKS
 
@@ -46,7 +46,10 @@ def main() -> int:
         return 0
     print(f"{sum(search.count_left() for search in searches):,} runs are left", file=sys.stderr)
 
-    _interrupt_when_terminated()
+    # SIGTERM and SIGHUP end the sweep as Ctrl-C does, unless nohup has SIGHUP ignored.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
         failures = execute_all(searches, launch, slots)
     except KeyboardInterrupt:
@@ -54,18 +57,16 @@ def main() -> int:
         return 130
     if any(output.rglob("results.json")):
         print_study(output, arguments.choose)
-    _print_failures(failures)
+    for run, error in failures.items():
+        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
     return 1 if failures else 0
 
 
 def plan(arguments: argparse.Namespace, flags: Sequence[str]) -> list[Search]:
     """Return the searches of a command line."""
     output = arguments.output_dir.resolve()
-    axes = {}
-    for axis in AXES:
-        values = getattr(arguments, axis)
-        if values:
-            axes[axis] = values
+    given = vars(arguments)
+    axes = {axis: given[axis] for axis in AXES if given[axis]}
     runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
     return make_searches(
         output,
@@ -89,18 +90,6 @@ def show_plan(searches: Sequence[Search], launch: Sequence[str]) -> None:
         print("0 runs: all are finished")
 
 
-def _interrupt_when_terminated() -> None:
-    """Let SIGTERM and SIGHUP end the sweep as Ctrl-C does, unless SIGHUP is ignored by nohup."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
-
-
-def _print_failures(failures: Mapping[PlannedRun, str]) -> None:
-    for run, error in failures.items():
-        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
-
-
 def parse_arguments(words: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """Return the sweep's own arguments, and the flags for each run."""
     parser = make_parser()
@@ -117,13 +106,10 @@ def parse_arguments(words: Sequence[str] | None = None) -> tuple[argparse.Namesp
 
 def check_ranges(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse a range LOW:HIGH without --n_trials, or beside other values, and the reverse."""
-    has_range, are_single = False, True
-    for axis in CHOICES:
-        values = getattr(arguments, axis) or []
-        if ":" in "".join(values):
-            has_range = True
-            are_single = are_single and len(values) == 1
-    if has_range != (arguments.n_trials is not None) or not are_single:
+    values = [getattr(arguments, axis) or [] for axis in CHOICES]
+    ranges = [of_axis for of_axis in values if ":" in "".join(of_axis)]
+    are_single = all(len(of_axis) == 1 for of_axis in ranges)
+    if bool(ranges) != (arguments.n_trials is not None) or not are_single:
         parser.error(
             "--n_trials samples, and a single LOW:HIGH is the range of a flag; without it, give "
             "values."

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 
-from figures import flags
-from figures.drawing import Point, panels, write_points
+from figures import drawing, flags
+from figures.drawing import Point
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate, prune
 from results.numbers import LARGEST_DROP, WITHOUT_ADAPTERS
@@ -76,7 +76,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     removals = score_spans(run, whole[score_name], score_name, arguments)
     facts: Point = {"task": name, "model": model, "score_name": score_name}
     first: Point = {"span": None, "scores": whole, **facts, "norms": arguments.norms}
-    write_points(folder / "ablation.jsonl", [first, *map(vars, removals)])
+    drawing.write_points(folder / "ablation.jsonl", [first, *map(vars, removals)])
     if score_name == "accuracy":
         print_beside_paper(run, removals)
     title = f"Adapters removed: {proper_name(name)}, {Path(model).name}"
@@ -132,7 +132,7 @@ def draw(removals: Sequence[Removal], size: int, score: str, title: str) -> Figu
     changes = np.full((size, size), np.nan)
     for removal in removals:
         changes[removal.span] = 100 * removal.relative_change
-    figure, [axes] = panels(1, 0.9 * COLUMN)
+    figure, [axes] = drawing.panels(1, 0.9 * COLUMN)
     # Colors range from the worst change to none. The few small gains are white, with their number.
     worst = min(float(np.nanmin(changes)), -1.0)
     image = axes.imshow(changes, cmap="cividis", vmin=worst, vmax=0)
@@ -177,10 +177,8 @@ def prune_run(run: FinishedRun, removals: Sequence[Removal], arguments: argparse
     Among equally long spans, it is the cheapest. At least one layer keeps its adapters.
     """
     size = run.trainer.model.config.num_hidden_layers
-    cheap = []
-    for removal in removals:
-        if removal.relative_change >= -arguments.prune and removal.length < size:
-            cheap.append(removal)
+    partial = [removal for removal in removals if removal.length < size]
+    cheap = [removal for removal in partial if removal.relative_change >= -arguments.prune]
     if not cheap:
         print(f"Nothing to prune: every span costs more than {arguments.prune:.1%} of the score.")
         return

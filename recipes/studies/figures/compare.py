@@ -19,8 +19,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from figures import flags
-from figures.drawing import legend, panels, show_counts, styles
+from figures import drawing, flags
 from results.difference_table import compared, differences_to
 from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.means import mean_and_error, mean_over
@@ -119,11 +118,8 @@ def _facts(line: TableLine, base: TableLine, columns: Columns, split: str) -> di
 
 def _bytes_per_run(runs: Sequence[Results]) -> int | None:
     """Return the mean size of the saved weights, in adapter/ or model/; None without any."""
-    total = 0
-    for run in runs:
-        for path in Path(run["folder"]).glob("[am][do]*/*.safetensors"):
-            total += path.stat().st_size
-    return total // len(runs) or None
+    files = [file for run in runs for file in Path(run["folder"]).glob("[am][do]*/*.safetensors")]
+    return sum(file.stat().st_size for file in files) // len(runs) or None
 
 
 def _as_text(value: float | None) -> str:
@@ -135,8 +131,8 @@ def _as_text(value: float | None) -> str:
 def draw(facts: pd.DataFrame, split: str) -> Figure:
     """Draw the mean difference to the baseline against parameters, bytes and seconds, if known."""
     drawn = [name for name in AXES if facts[name].any()]
-    figure, panes = panels(len(drawn), COLUMN, sharey=True)
-    style = styles(facts.index)
+    figure, panes = drawing.panels(len(drawn), COLUMN, sharey=True)
+    style = drawing.styles(facts.index)
     for axes, name in zip(panes, drawn, strict=True):
         known = facts.dropna(subset=[name, "difference"])
         for label, row in known.iterrows():
@@ -146,9 +142,9 @@ def draw(facts: pd.DataFrame, split: str) -> Figure:
         axes.axhline(0, color="black", linestyle="--", linewidth=0.8)
         axes.set_xlabel(AXES[name])
         if name != "seconds":
-            show_counts(axes)
+            drawing.show_counts(axes)
     panes[0].set_ylabel(f"{split}: difference in points")
-    return legend(figure)
+    return drawing.legend(figure)
 
 
 def times(line: TableLine, base: TableLine, share: float) -> dict[str, str]:

@@ -13,20 +13,8 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from figures import flags
-from figures.drawing import (
-    Point,
-    Points,
-    band,
-    draw_curve,
-    legend,
-    panels,
-    select,
-    styles,
-    title_of,
-    values_of,
-    write_points,
-)
+from figures import drawing, flags
+from figures.drawing import Point, Points
 from results.lines import Cell, TableLine, arrange
 from results.read import finished, in_percent
 from run.edge import RecipeError
@@ -45,7 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
     points = summarize(arrange(finished(folder), arguments.choose), arguments.score)
-    write_points(folder / "learning_curves.jsonl", points)
+    drawing.write_points(folder / "learning_curves.jsonl", points)
     save(draw(points, arguments.x), folder / "learning_curves")
 
 
@@ -70,23 +58,20 @@ def _points_of(cell: Cell, score: str) -> list[Point]:
             )
         point: Point = {"score": score, "seeds": len(of_seeds)}
         for key in MOMENT:
-            point[key] = mean(values_of(of_seeds, key))
-        point |= band([in_percent(cell.best, evaluation, score) for evaluation in of_seeds])
+            point[key] = mean(drawing.values_of(of_seeds, key))
+        point |= drawing.band([in_percent(cell.best, evaluation, score) for evaluation in of_seeds])
         points.append(point)
     return points
 
 
 def draw(points: Points, x: str = "epoch") -> Figure:
-    scores = dict(zip(values_of(points, "task"), values_of(points, "score"), strict=True))
-    style = styles(values_of(points, "line"))
-    figure, panes = panels(len(scores))
+    scores = {point["task"]: point["score"] for point in points}
+    style = drawing.styles(drawing.values_of(points, "line"))
+    figure, panes = drawing.panels(len(scores))
     for axes, (task, score) in zip(panes, sorted(scores.items()), strict=True):
-        for line in style:
-            curve = select(points, task=task, line=line)
-            if curve:
-                draw_curve(axes, curve, x, label=line, **style[line])
+        drawing.draw_curves(axes, drawing.select(points, task=task), x, "line", style)
         axes.set_title(proper_name(task), fontsize=7)
         unit = "" if lower_is_better(score) else " (%)"
         axes.set(xlabel=x, ylabel=proper_name(score) + unit)
-    figure.suptitle(title_of(values_of(points, "seeds")), fontsize=8)
-    return legend(figure)
+    figure.suptitle(drawing.title_of(drawing.values_of(points, "seeds")), fontsize=8)
+    return drawing.legend(figure)

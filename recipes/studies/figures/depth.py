@@ -11,28 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
-from figures import flags
-from figures.drawing import (
-    Point,
-    Points,
-    band,
-    draw_curve,
-    legend,
-    panels,
-    select,
-    styles,
-    values_of,
-    write_points,
-)
+from figures import drawing, flags
+from figures.drawing import Point, Points
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate
+from results.lines import best_cell
 from results.read import Results, in_percent
 from run.figures import COLUMN, save
-from sweeping.runs import CHOICES, choose
+from sweeping.runs import CHOICES
 from tasks.scores import proper_name
 
 
@@ -51,20 +40,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    # By depth, chosen values and seed.
-    scores: dict[Depth, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    runs: dict[Depth, list[Results]] = defaultdict(list)  # with their score there
     for path in sorted(folder.rglob("results.json")):
         run = load_run(path.parent, arguments.data_dir, arguments.batch_size)
-        values = tuple(run.results["arguments"].get(name) for name in CHOICES)
         for depth, score in score_depths(run, arguments):
-            scores[depth][values][run.results["seed"]] = score
+            runs[depth].append({**run.results, "best_score": score, "best_scores": {}})
     points: list[Point] = []
-    for depth in sorted(scores):
-        by_values = scores[depth]
-        best = choose({values: [*by_values[values].values()] for values in by_values})
-        seeds = by_values[best]
-        points.append({**vars(depth), **band([*seeds.values()]), "scores": seeds})
-    write_points(folder / "depth.jsonl", points)
+    for depth in sorted(runs):
+        seeds = best_cell(runs[depth], CHOICES).seeds
+        scores = {seed: results["best_score"] for seed, results in seeds.items()}
+        points.append({**vars(depth), **drawing.band([*scores.values()]), "scores": scores})
+    drawing.write_points(folder / "depth.jsonl", points)
     save(draw(points, arguments.tasks), folder / "depth")
 
 
@@ -72,7 +58,9 @@ def score_depths(run: FinishedRun, arguments: argparse.Namespace) -> Iterator[tu
     """Yield the depths at which a run has a score, with the score in percent."""
     model, results, task = run.trainer.model, run.results, proper_name(run.task.name)
     size = model.config.num_hidden_layers
-    if not _has_upper_adapters(results, size):
+    adapted = results["arguments"]["layers"] or range(size)
+    # Below adapters in lower layers only, the base model has no layers to share between tasks.
+    if results["method"] != "houlsby" or min(adapted) != size - len(adapted):
         return
 
     def depth(line: str, layers: int) -> Depth:
@@ -80,8 +68,7 @@ def score_depths(run: FinishedRun, arguments: argparse.Namespace) -> Iterator[tu
         return Depth(line, layers, cost)
 
     if not results["arguments"].get("adapter_drop"):
-        layers = len(results["arguments"]["layers"] or range(size))
-        yield depth(task, layers), in_percent(results, results["best_scores"])
+        yield depth(task, len(adapted)), in_percent(results, results["best_scores"])
         return
     for dropped in range(size):
         with ablate(model, range(dropped), keep_norms=False):
@@ -89,28 +76,18 @@ def score_depths(run: FinishedRun, arguments: argparse.Namespace) -> Iterator[tu
         yield depth(f"{task}, AdapterDrop", size - dropped), in_percent(results, scores)
 
 
-def _has_upper_adapters(results: Results, size: int) -> bool:
-    """Return whether a run has adapters in its upper layers only, or in all.
-
-    Below adapters in lower layers, the base model has no layers to share between tasks.
-    """
-    layers = results["arguments"]["layers"]
-    if results["method"] != "houlsby":
-        return False
-    return not layers or min(layers) == size - len(layers)
-
-
 def draw(points: Points, tasks: int) -> Figure:
     """Draw the scores by cost; a task has one color, and AdapterDrop a dashed line."""
-    figure, (axes,) = panels(1, COLUMN)
-    lines = [*dict.fromkeys(values_of(points, "line"))]
-    style = styles(line.partition(", ")[0] for line in lines)
+    figure, (axes,) = drawing.panels(1, COLUMN)
+    lines = [*dict.fromkeys(drawing.values_of(points, "line"))]
+    by_task = drawing.styles(line.partition(", ")[0] for line in lines)
+    style = {}
     for line in lines:
         task, _, drop = line.partition(", ")
-        line_style = style[task] | {"linestyle": "--" if drop else "-"}
-        draw_curve(axes, select(points, line=line), "cost", label=line, **line_style)
+        style[line] = by_task[task] | {"linestyle": "--" if drop else "-"}
+    drawing.draw_curves(axes, points, "cost", "line", style)
     axes.set(
         xlabel=f"time of {tasks} tasks on a text, relative to {tasks} texts",
         ylabel="validation score (%)",
     )
-    return legend(figure)
+    return drawing.legend(figure)

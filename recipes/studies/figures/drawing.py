@@ -1,7 +1,7 @@
 """What the figures share: curves with bands, panels that fit on a page, one legend below them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -92,6 +92,21 @@ def draw_curve(axes: Axes, points: Points, x: str, **style: Any) -> None:
     if len(at) > MAX_MARKERS:
         style["marker"] = ""
     axes.plot(at, middle, **style)
+
+
+def draw_curves(
+    axes: Axes,
+    points: Points,
+    x: str,
+    key: str,
+    style: Mapping[str, Style],
+    label: Callable[[str], str] = str,
+) -> None:
+    """Draw a curve for each name of `style` that points have under a key."""
+    for name in style:
+        curve = select(points, **{key: name})
+        if curve:
+            draw_curve(axes, curve, x, label=label(name), **style[name])
 
 
 def show_counts(axes: Axes) -> None:

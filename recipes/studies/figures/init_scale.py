@@ -7,7 +7,7 @@ beside the paper's for its sizes. The runs may be those of table 1.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mode
 from typing import Any
@@ -16,22 +16,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures import flags
-from figures.drawing import (
-    Point,
-    Points,
-    Style,
-    band,
-    draw_curve,
-    legend,
-    panels,
-    select,
-    styles,
-    title_of,
-    values_of,
-    write_points,
-)
-from results.lines import TableLine, arrange, find_columns, join_labels
+from figures import drawing, flags
+from figures.drawing import Point, Points
+from results.lines import TableLine, arrange, find_columns, refuse_to_mix
 from results.numbers import SIZES, TASKS_OF_SIZES
 from results.read import finished
 from run.edge import RecipeError
@@ -55,8 +42,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(folder: Path, arguments: argparse.Namespace) -> None:
     lines = [line for line in arrange(finished(folder), CHOSEN) if line.method == "houlsby"]
     points = summarize(lines, arguments.score)
-    write_points(folder / "init_scale.jsonl", points)
-    tasks = len({*values_of(points, "task")})
+    drawing.write_points(folder / "init_scale.jsonl", points)
+    tasks = len({*drawing.values_of(points, "task")})
     for r, average in means(points).items():
         text = f"r={r}: mean of {tasks} tasks {average:.1f}"
         if r in SIZES and tasks == TASKS_OF_SIZES:
@@ -83,10 +70,8 @@ def summarize(lines: Sequence[TableLine], score: str) -> list[Point]:
             point |= {"task": name, "score": columns[name][1], "scores": scores}
             place = (name, point[SIZE], point[SCALE])
             if place in points:
-                raise RecipeError(
-                    f"Each of these kinds needs a folder of its own: {join_labels(lines)}."
-                )
-            points[place] = point | band([*scores.values()])
+                refuse_to_mix(lines)
+            points[place] = point | drawing.band([*scores.values()])
     if not points:
         raise RecipeError("No task has an accuracy: give --score main.")
     return [points[place] for place in sorted(points)]
@@ -97,9 +82,9 @@ def means(points: Points) -> dict[int, float]:
 
     Sizes without runs on all tasks are left out: they would be no points of the same curve.
     """
-    at_scale = select(points, **{SCALE: mode(values_of(points, SCALE))})
+    at_scale = drawing.select(points, **{SCALE: mode(drawing.values_of(points, SCALE))})
     by_task = pd.DataFrame(at_scale).pivot(index=SIZE, columns="task", values="middle")
-    by_task = by_task.reindex(columns=[*dict.fromkeys(values_of(points, "task"))])
+    by_task = by_task.reindex(columns=[*dict.fromkeys(drawing.values_of(points, "task"))])
     averages: dict[int, float] = by_task.mean(axis=1, skipna=False).dropna().to_dict()
     return averages
 
@@ -109,46 +94,39 @@ def draw(points: Points) -> Figure:
 
     The other one is that of most points.
     """
-    style = styles(values_of(points, "task"))
-    varying = [axis for axis in TITLES if len({*values_of(points, axis)}) > 1]
+    style = drawing.styles(drawing.values_of(points, "task"))
+    varying = [axis for axis in TITLES if len({*drawing.values_of(points, axis)}) > 1]
     drawn = varying or [SIZE]
-    figure, panes = panels(len(drawn), COLUMN, sharey=True)
+    figure, panes = drawing.panels(len(drawn), COLUMN, sharey=True)
     for axes, axis in zip(panes, drawn, strict=True):
         fixed = SIZE if axis == SCALE else SCALE
-        usual = mode(values_of(points, fixed))
-        _draw_tasks(axes, select(points, **{fixed: usual}), axis, style)
+        usual = mode(drawing.values_of(points, fixed))
+        drawn_points = drawing.select(points, **{fixed: usual})
+        drawing.draw_curves(axes, drawn_points, axis, "task", style, proper_name)
+        axes.set_xscale("log")
         label, title = TITLES[axis]
         axes.set(xlabel=label, title=f"{title} {usual:g}")
         if axis == SIZE:
             _finish_sizes(axes, points)
     panes[0].set_ylabel(f"validation {_name_of_score(points)} (%)")
-    figure.suptitle(title_of(map(len, values_of(points, "scores"))), fontsize=8)
-    return legend(figure, columns=4)
+    figure.suptitle(drawing.title_of(map(len, drawing.values_of(points, "scores"))), fontsize=8)
+    return drawing.legend(figure, columns=4)
 
 
 def _finish_sizes(axes: Axes, points: Points) -> None:
     """Draw the mean over several tasks, and mark the sizes."""
     averages = means(points)
-    if averages and len({*values_of(points, "task")}) > 1:
+    if averages and len({*drawing.values_of(points, "task")}) > 1:
         sizes, heights = [*averages], [*averages.values()]
         axes.plot(sizes, heights, color="black", linestyle="--", label="mean over tasks")
-    ticks = sorted({*values_of(points, SIZE)})
+    ticks = sorted({*drawing.values_of(points, SIZE)})
     axes.set_xticks(ticks, [f"{size:g}" for size in ticks], minor=False)
     axes.minorticks_off()
-
-
-def _draw_tasks(axes: Axes, points: Points, axis: str, style: Mapping[str, Style]) -> None:
-    """Draw a curve for each task, on a logarithmic axis."""
-    for task in style:
-        curve = select(points, task=task)
-        if curve:
-            draw_curve(axes, curve, axis, label=proper_name(task), **style[task])
-    axes.set_xscale("log")
 
 
 def _name_of_score(points: Points) -> str:
     """Return the score's name, or "score" if there are several."""
     names = set()
-    for score in values_of(points, "score"):
+    for score in drawing.values_of(points, "score"):
         names.add("accuracy" if score.endswith("accuracy") else proper_name(score))
     return names.pop() if len(names) == 1 else "score"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
@@ -31,14 +32,6 @@ class Attack:
     replaced: int
     words: int
     queries: int  # texts that the model has scored
-
-
-@dataclass(frozen=True)
-class Substitute:
-    """The word that lowers the label's probability most in place of another, and by how much."""
-
-    word: str
-    fall: float
 
 
 def pwws(
@@ -65,17 +58,15 @@ def pwws(
     original, *changed = probabilities(texts)[:, label]
     saliency = np.exp(original - np.array(changed[: len(words)]))
     weights = dict(zip(words, saliency / saliency.sum(), strict=True))
-    best: dict[int, Substitute] = {}
-    for (index, word), probability in zip(candidates, changed[len(words) :], strict=True):
-        fall = original - probability
-        if index not in best or fall > best[index].fall:
-            best[index] = Substitute(word, fall)
-
-    order = sorted(best, key=lambda index: -weights[index] * best[index].fall)
+    substitutes = pd.DataFrame(candidates, columns=["index", "word"])
+    substitutes["fall"] = original - np.array(changed[len(words) :])
+    best = substitutes.loc[substitutes.groupby("index")["fall"].idxmax()]
+    rank = best["index"].map(weights) * best["fall"]
+    order = best.loc[rank.sort_values(ascending=False, kind="stable").index]
     attempts: list[str] = []
     replacements: dict[int, str] = {}
-    for index in order:
-        replacements[index] = best[index].word
+    for index, word in zip(order["index"], order["word"], strict=True):
+        replacements[index] = word
         attempts.append(_put(pieces, replacements))
     wrong = np.flatnonzero(probabilities(attempts).argmax(-1) != label)
     success = len(wrong) > 0

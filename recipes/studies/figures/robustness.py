@@ -16,6 +16,7 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -23,10 +24,10 @@ from scipy.special import softmax
 from tqdm.auto import tqdm
 
 from data.data import sample
-from figures import flags
-from figures.drawing import Point, Points, draw_curve, panels, styles, values_of, write_points
+from figures import drawing, flags
+from figures.drawing import Point, Points
 from figures.finished_run import FinishedRun, load_run
-from figures.pwws import Attack, Probabilities, pwws
+from figures.pwws import Probabilities, pwws
 from figures.stability import NAMES
 from figures.wordnet import WordNet
 from run.edge import RecipeError, looks_like_a_path
@@ -54,7 +55,7 @@ def main(folders: Sequence[Path], arguments: argparse.Namespace) -> None:
         print(f"{folder}: {point['successes']} of {point['attacked']} predictions changed")
         points.append(point)
     output = Path(arguments.output_dir or folders[0])
-    write_points(output / "robustness.jsonl", points)
+    drawing.write_points(output / "robustness.jsonl", points)
     save(draw(points), output / "robustness")
 
 
@@ -78,6 +79,9 @@ def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Na
     for row in tqdm(np.flatnonzero(right).tolist(), desc=name, unit="text"):
         text, label = texts[row], labels[row]
         attacks.append(pwws(text, label, probabilities, wordnet.synonyms, unknown))
+    replaced = [attack.replaced / attack.words for attack in attacks if attack.success]
+    attacked, successes = len(attacks), len(replaced)
+    rate = successes / attacked
     results = run.results
     return {
         "run": name,
@@ -87,24 +91,14 @@ def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Na
         "model": results["model"],
         "examples": len(texts),
         "accuracy": float(right.mean()),
-        **_count(attacks, len(texts)),
-        "attacks": [asdict(attack) for attack in attacks],
-    }
-
-
-def _count(attacks: Sequence[Attack], examples: int) -> dict[str, float | None]:
-    """Return how often the attacks succeeded, and what they needed."""
-    replaced = [attack.replaced / attack.words for attack in attacks if attack.success]
-    attacked, successes = len(attacks), len(replaced)
-    rate = successes / attacked
-    return {
         "attacked": attacked,
         "successes": successes,
         "success_rate": rate,
         "standard_error": (rate * (1 - rate) / attacked) ** 0.5,
-        "accuracy_under_attack": (attacked - successes) / examples,
+        "accuracy_under_attack": (attacked - successes) / len(texts),
         "replaced_words": mean(replaced) if replaced else None,
         "queries_per_text": mean(attack.queries for attack in attacks),
+        "attacks": [asdict(attack) for attack in attacks],
     }
 
 
@@ -136,9 +130,7 @@ def predictor(run: FinishedRun) -> Probabilities:
     def probabilities(texts: Sequence[str]) -> NDArray[np.floating]:
         tokenizer, max_length = run.trainer.processing_class, run.task.max_length
         tokens = tokenizer(list(texts), truncation=True, max_length=max_length)
-        rows: Any = []  # The Trainer takes a list as well, but is annotated for a Dataset.
-        for values in zip(*tokens.values(), strict=True):
-            rows.append(dict(zip(tokens, values, strict=True)))
+        rows = Dataset.from_dict(dict(tokens))
         output = run.trainer.predict(rows, metric_key_prefix="attacked")
         of_labels: NDArray[np.floating] = softmax(output.predictions, -1)
         return of_labels
@@ -151,9 +143,9 @@ def draw(points: Points) -> Figure:
 
     If some runs were pretrained, also draw a curve per method, by epochs of pretraining.
     """
-    is_pretrained = any(values_of(points, "pretraining_epochs"))
+    is_pretrained = any(drawing.values_of(points, "pretraining_epochs"))
     height = max(0.8 * COLUMN, 0.7 + 0.17 * len(points))
-    figure, panes = panels(1 + is_pretrained, height)
+    figure, panes = drawing.panels(1 + is_pretrained, height)
     _draw_bars(panes[0], points)
     if is_pretrained:
         _draw_pretraining(panes[1], points)
@@ -171,8 +163,8 @@ def _draw_bars(axes: Axes, points: Points) -> None:
     for point in points:
         epochs = point["pretraining_epochs"]
         names.append(f"{point['run']}, {epochs:g} epochs" if epochs else point["run"])
-    rates = 100 * np.array(values_of(points, "success_rate"))
-    errors = 100 * np.array(values_of(points, "standard_error"))
+    rates = 100 * np.array(drawing.values_of(points, "success_rate"))
+    errors = 100 * np.array(drawing.values_of(points, "standard_error"))
     bars = axes.barh(range(len(points)), rates, 0.6, xerr=errors, capsize=2, color=COLORS[0])
     axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
     axes.set_yticks(range(len(points)), names)
@@ -190,9 +182,9 @@ def _draw_pretraining(axes: Axes, points: Points) -> None:
             rate, error = 100 * point["success_rate"], 100 * point["standard_error"]
             height = {"x": epochs, "low": rate - error, "middle": rate, "high": rate + error}
             by_method.setdefault(point["method"], {})[epochs] = height
-    style = styles(by_method)
+    style = drawing.styles(by_method)
     for method, heights in by_method.items():
         name = NAMES.get(method, method)
-        draw_curve(axes, [*heights.values()], "x", label=name, **style[method])
+        drawing.draw_curve(axes, [*heights.values()], "x", label=name, **style[method])
     axes.set(xlabel="epochs of pretraining on the task's text", ylabel=RATE)
     axes.legend()

@@ -13,6 +13,7 @@ is constant.
 """
 
 import argparse
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,24 +24,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.drawing import (
-    Point,
-    Points,
-    Style,
-    legend,
-    panels,
-    seeds_of,
-    select,
-    values_of,
-    write_points,
-)
+from figures import drawing
+from figures.drawing import Point, Points, Style
 from figures.gradients import FILE
-from results.lines import arrange, best_cell, join_labels
+from results.lines import arrange, best_cell, refuse_to_mix
 from results.read import Results, finished, in_percent
-from run.edge import RecipeError
 from run.figures import COLORS, COLUMN, PINK, RED, SKY, save
 from sweeping.runs import CHOSEN
 from tasks.scores import proper_name
@@ -65,9 +55,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(folder: Path, arguments: argparse.Namespace) -> None:
     starts = by_start(finished(folder))
     points = summarize(starts)
-    write_points(folder / "stability.jsonl", points)
-    for task in dict.fromkeys(values_of(points, "task")):
-        of_task = select(points, task=task)
+    drawing.write_points(folder / "stability.jsonl", points)
+    for task in dict.fromkeys(drawing.values_of(points, "task")):
+        of_task = drawing.select(points, task=task)
         print_spread(of_task)
         save(draw_seeds(of_task), folder / f"stability_{task}")
         norms = norms_by_method(task, starts)
@@ -76,7 +66,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
             for axes in figure.axes:
                 axes.set_yscale("log")
             save(figure, folder / f"gradient_norms_{task}")
-        if any(values_of(of_task, "pretraining_steps")):
+        if any(drawing.values_of(of_task, "pretraining_steps")):
             save(draw_lengths(of_task), folder / f"pretraining_{task}")
             save(draw_epochs(of_task), folder / f"epochs_{task}")
             save(draw_learning_curves(of_task), folder / f"learning_curves_{task}")
@@ -91,9 +81,7 @@ def by_start(results: Iterable[Results]) -> Starts:
     for start, runs in starts.items():
         lines = arrange(runs, CHOSEN)
         if len(lines) > 1:
-            raise RecipeError(
-                f"Each of these lines needs a folder of its own: {join_labels(lines)}."
-            )
+            refuse_to_mix(lines)
         rate = _at_best_rate(runs)[0]["arguments"]["learning_rate"]
         starts[start] = [run for run in runs if run["arguments"]["learning_rate"] == rate]
     return dict(sorted(starts.items()))
@@ -211,7 +199,7 @@ def draw_seeds(points: Points) -> Figure:
     for point in points:
         best, last = [*point["scores"].values()], [*point["last"].values()]
         boxes[_name(point)] = {"best epoch": best, "last epoch": last}
-    seeds = seeds_of(map(len, values_of(points, "scores")))
+    seeds = drawing.seeds_of(map(len, drawing.values_of(points, "scores")))
     return draw_boxes(boxes, f"{_task(points)}, {seeds}", _score(points))
 
 
@@ -221,7 +209,7 @@ def draw_lengths(points: Points) -> Figure:
     A point is the mean over the seeds after the last epoch, from one length.
     """
     pretrained = [point for point in points if point["pretraining_steps"]]
-    lengths = sorted({*values_of(pretrained, "pretraining_steps")})
+    lengths = sorted({*drawing.values_of(pretrained, "pretraining_steps")})
     group = f"{len(lengths)} lengths of pretraining,\n{lengths[0]:,} to {lengths[-1]:,} steps"
     boxes: dict[str, list[float]] = defaultdict(list)
     for point in pretrained:
@@ -255,45 +243,38 @@ def draw_learning_curves(points: Points) -> Figure:
 def draw_boxes(boxes: Boxes, title: str, score: str, groups: str | None = None) -> Figure:
     """Draw box plots: a group for each name, a box for each kind, all scores as points."""
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 + 0.3 * max(2, len(boxes))))
-    kinds: dict[str, None] = {}  # in their order
-    for group in boxes.values():
-        kinds |= dict.fromkeys(group)
+    kinds = dict.fromkeys(itertools.chain(*boxes.values()))
     for number, (kind, color) in enumerate(zip(kinds, COLORS, strict=False)):
         shift = 0.4 * (number - (len(kinds) - 1) / 2)
-        scores = {}
+        scores = {}  # by their height in the figure
         for place, group in enumerate(boxes.values()):
             if kind in group:
                 scores[place + shift] = group[kind]
-        _draw_kind(axes, scores, kind, color)
+        axes.boxplot(
+            [*scores.values()],
+            positions=[*scores],
+            widths=0.35,
+            showfliers=False,
+            patch_artist=True,
+            label=kind,
+            boxprops={"facecolor": color, "alpha": 0.4},
+            medianprops={"color": "black"},
+            manage_ticks=False,
+            orientation="horizontal",
+        )
+        for height, values in scores.items():
+            heights = [height] * len(values)
+            axes.plot(values, heights, ".", color="black", markersize=3, alpha=0.6)
     axes.set(yticks=range(len(boxes)), yticklabels=boxes, ylim=(len(boxes) - 0.5, -0.5))
     axes.set(title=title, xlabel=score, ylabel=groups)
-    return legend(figure)
-
-
-def _draw_kind(axes: Axes, scores: Mapping[float, Sequence[float]], kind: str, color: str) -> None:
-    """Draw the boxes of one kind, by their height in the figure."""
-    axes.boxplot(
-        [*scores.values()],
-        positions=[*scores],
-        widths=0.35,
-        showfliers=False,
-        patch_artist=True,
-        label=kind,
-        boxprops={"facecolor": color, "alpha": 0.4},
-        medianprops={"color": "black"},
-        manage_ticks=False,
-        orientation="horizontal",
-    )
-    for height, values in scores.items():
-        heights = [height] * len(values)
-        axes.plot(values, heights, ".", color="black", markersize=3, alpha=0.6)
+    return drawing.legend(figure)
 
 
 def draw_curves(
     by_method: Mapping[str, Curves], task: str, x: str, y: str, title: str | None = None
 ) -> Figure:
     """Draw a panel per method, with curves from dark (first) to bright (last)."""
-    figure, panes = panels(len(by_method), sharey=True)
+    figure, panes = drawing.panels(len(by_method), sharey=True)
     for axes, (method, curves) in zip(panes, by_method.items(), strict=True):
         style = _shades(curves)
         for name, curve in curves.items():
@@ -301,7 +282,7 @@ def draw_curves(
             axes.plot([*curve], [*curve.values()], marker=marker, label=name, **style[name])
         axes.set(title=f"{task}, {method}", xlabel=x)
     panes[0].set_ylabel(y)
-    return legend(figure, columns=6, title=title)
+    return drawing.legend(figure, columns=6, title=title)
 
 
 def _shades(names: Iterable[str]) -> dict[str, Style]:

@@ -8,6 +8,7 @@ standard error.
 """
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -18,24 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from figures import flags
-from figures.drawing import (
-    Point,
-    Points,
-    Style,
-    band,
-    draw_curve,
-    legend,
-    panels,
-    seeds_of,
-    select,
-    show_counts,
-    styles,
-    values_of,
-    write_points,
-)
+from figures import drawing, flags
+from figures.drawing import Point, Points, Style
 from results.additional import counted_once
-from results.lines import Columns, TableLine, arrange, find_columns, join_labels
+from results.lines import Columns, TableLine, arrange, find_columns, refuse_to_mix
 from results.numbers import FIGURE_4
 from results.read import Results, finished
 from run.edge import RecipeError
@@ -80,7 +67,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     columns = _drawn_columns(find_columns(lines, arguments.score))
     each = arguments.each or len(columns) == 1
     points = summarize(lines, columns, arguments.split, each, OVER_SEEDS[arguments.seeds])
-    write_points(folder / "tradeoff.jsonl", points)
+    drawing.write_points(folder / "tradeoff.jsonl", points)
     if each:
         for name in sorted(columns.keys() & FIGURE_4.keys()):
             print(f"Houlsby et al. 2019, BERT-base, {name}: {FIGURE_4[name]}")
@@ -108,7 +95,7 @@ def summarize(
     A point has trained parameters, and the low, middle and high score. A size without runs on all
     tasks is left out of a median: one over fewer tasks would be no point of the same curve.
     """
-    scored: list[tuple[TableLine, dict[str, dict[int, float]]]] = []
+    scored = []
     for line in lines:
         scores = line.scores(columns, split)
         missing = sorted(columns.keys() - scores.keys())
@@ -128,14 +115,14 @@ def summarize(
             for name, by_seed in scores.items():
                 facts = {"panel": name, "relative": False, "score": columns[name][1]}
                 point = _point(line, {name: columns[name]}, {name: by_seed})
-                points.append({**point, **band([*by_seed.values()]), **facts})
+                points.append({**point, **drawing.band([*by_seed.values()]), **facts})
         else:
             facts = {"panel": "", "relative": full is not None, "score": "score"}
             values = percentiles(scores, full, over_seeds)
             points.append({**_point(line, columns, scores), **values, **facts})
     places = {(point["panel"], point["series"], point["size"]) for point in points}
     if len(places) < len(points):
-        raise RecipeError(f"Each of these lines needs a folder of its own: {join_labels(lines)}.")
+        refuse_to_mix(lines)
     return sorted(points, key=lambda point: point["trained_parameters"])
 
 
@@ -159,7 +146,7 @@ def _point(line: TableLine, columns: Columns, scores: Scores) -> Point:
     runs: list[Results] = []
     for cell in line.cells_of(columns).values():
         runs += cell.seeds.values()
-    arguments = values_of(runs, "arguments")
+    arguments = drawing.values_of(runs, "arguments")
     size = ""
     if line.method in SIZE_OF:
         letter, argument = SIZE_OF[line.method]
@@ -167,8 +154,8 @@ def _point(line: TableLine, columns: Columns, scores: Scores) -> Point:
     return {
         "series": series(line.method, arguments[0]),
         "size": size,
-        "learning_rates": sorted({*values_of(arguments, "learning_rate")}),
-        "trained_parameters": round(mean(values_of(runs, "trainable_parameters"))),
+        "learning_rates": sorted({*drawing.values_of(arguments, "learning_rate")}),
+        "trained_parameters": round(mean(drawing.values_of(runs, "trainable_parameters"))),
         "scores": {name: [*by_seed.values()] for name, by_seed in scores.items()},
     }
 
@@ -188,29 +175,27 @@ def series(method: str, arguments: Mapping[str, Any]) -> str:
 def draw(points: Points, split: str = "validation") -> Figure:
     """Draw a curve and a band per series; a series of one point is a marker with a bar."""
     order = [*NAMES.values()]
-    names = {*values_of(points, "series")}
-    style = styles(sorted(names, key=lambda name: (order.index(name.partition(", ")[0]), name)))
-    in_order = [*dict.fromkeys(values_of(points, "panel"))]
-    figure, panes = panels(len(in_order), COLUMN, most=2)
+    names = {*drawing.values_of(points, "series")}
+    in_legend = sorted(names, key=lambda name: (order.index(name.partition(", ")[0]), name))
+    style = drawing.styles(in_legend)
+    in_order = [*dict.fromkeys(drawing.values_of(points, "panel"))]
+    figure, panes = drawing.panels(len(in_order), COLUMN, most=2)
     for axes, name in zip(panes, in_order, strict=True):
-        in_panel = select(points, panel=name)
+        in_panel = drawing.select(points, panel=name)
         _label_panel(axes, in_panel, split)
         _draw_panel(axes, in_panel, style)
-    return legend(figure)
+    return drawing.legend(figure)
 
 
 def _label_panel(axes: Axes, points: Points, split: str) -> None:
     """Say which scores a panel shows, of which tasks."""
-    score = points[0]["score"]
-    tasks: list[str] = []
-    counts: list[int] = []
-    for point in points:
-        tasks += [task for task in point["scores"] if task not in tasks]
-        counts += map(len, point["scores"].values())
+    scores = drawing.values_of(points, "scores")
+    tasks = [*dict.fromkeys(itertools.chain(*scores))]
+    seeds = drawing.seeds_of(len(values) for by_task in scores for values in by_task.values())
+    title = f"{proper_name(tasks[0])}, {seeds}"
     if len(tasks) > 1:
-        title = f"{len(tasks)} tasks, {seeds_of(counts)}:\nmedian, 20th to 80th percentile"
-    else:
-        title = f"{proper_name(tasks[0])}, {seeds_of(counts)}"
+        title = f"{len(tasks)} tasks, {seeds}:\nmedian, 20th to 80th percentile"
+    score = points[0]["score"]
     unit = "" if score.endswith("loss") else " (%)"
     label = f"{split} {proper_name(score)}{unit}"
     if points[0]["relative"]:
@@ -222,15 +207,16 @@ def _draw_panel(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
     relative = points[0]["relative"]
     if relative:
         points = [point for point in points if point["series"] != FULL]
+    drawing.draw_curves(axes, points, "trained_parameters", "series", style)
     for name in style:
-        curve = select(points, series=name)
-        if curve:
-            draw_curve(axes, curve, "trained_parameters", label=name, **style[name])
-            _print_sizes(axes, curve, style[name]["color"])
+        _print_sizes(axes, drawing.select(points, series=name), style[name]["color"])
     if relative:
         axes.axhline(0, color="black", linestyle="--", linewidth=0.8, label=FULL)
-    show_counts(axes)
-    _mark_counts(axes, values_of(points, "trained_parameters"))
+    drawing.show_counts(axes)
+    # Powers of ten are marked, and numbers between them where the range is narrow.
+    counts = drawing.values_of(points, "trained_parameters")
+    is_wide = max(counts, default=1) > 100 * min(counts, default=1)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
 
 
 def _print_sizes(axes: Axes, curve: Points, color: str) -> None:
@@ -249,9 +235,3 @@ def _print_sizes(axes: Axes, curve: Points, color: str) -> None:
                 fontsize=5,
                 color=color,
             )
-
-
-def _mark_counts(axes: Axes, counts: Sequence[int]) -> None:
-    """Mark powers of ten, and numbers between them where the range is narrow."""
-    is_wide = max(counts, default=1) > 100 * min(counts, default=1)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))

@@ -48,7 +48,7 @@ def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
     for between in range(1, len(rows)):
         axes.axhline(between - 0.5, color="black", alpha=0.15, linewidth=0.5)
     axes.set_xlabel(f"validation {score.replace('main', 'score')} (%)")
-    axes.set_title(title_of(_count_seeds(lines)))
+    axes.set_title(title_of(len(cell.seeds) for line in lines for cell in line.cells.values()))
     axes.grid(axis="x", alpha=0.3)
     return legend(figure)
 
@@ -94,10 +94,3 @@ def _with_mean(scores: Scores, columns: Mapping[str, object]) -> Scores:
     if len(scores) < len(columns) or not scores:
         return scores
     return {**scores, MEAN: mean_over([*scores.values()])}
-
-
-def _count_seeds(lines: Sequence[TableLine]) -> list[int]:
-    counts = []
-    for line in lines:
-        counts += [len(cell.seeds) for cell in line.cells.values()]
-    return counts

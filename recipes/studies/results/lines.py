@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from results.additional import counted_once
 from results.means import MeanAndError, mean_and_error
 from results.read import Results, in_percent
+from run.edge import RecipeError
 from run.run import by_rows_per_step, is_free, lower_is_better
 from sweeping.runs import CHOICES, MEANT_FOR, choose, is_meant_for
 from tasks.scores import COLUMNS, GLUE_TASKS, WNLI
@@ -151,11 +152,13 @@ def arrange(results: Iterable[Results], choices: Sequence[str]) -> list[TableLin
     differs only between tasks, such as --max_train_samples for a large one, makes no lines, except
     OF_LINE; `differences` names it.
     """
-    runs = []
-    for run in results:
-        if run["best_score"] is not None:
-            runs.append((run, _compared(run, choices)))
-    differing = _differing_in_a_task(runs)
+    runs = [(run, _compared(run, choices)) for run in results if run["best_score"] is not None]
+    by_task: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for run, arguments in runs:
+        by_task[run["method"], run["task"]].append(arguments)
+    differing: dict[str, set[str]] = defaultdict(set)
+    for (method, _), arguments_of_runs in by_task.items():
+        differing[method] |= _differing(arguments_of_runs)
     # By the options of the line, as text, and by task.
     lines: dict[str, dict[str, list[Results]]] = defaultdict(lambda: defaultdict(list))
     for run, arguments in runs:
@@ -175,17 +178,9 @@ def join_labels(lines: Iterable[TableLine]) -> str:
     return "; ".join(line.label for line in lines)
 
 
-def _differing_in_a_task(
-    runs: Iterable[tuple[Results, Mapping[str, Any]]],
-) -> dict[str, set[str]]:
-    """Return by method the arguments that differ between its runs of one task."""
-    by_task: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for run, arguments in runs:
-        by_task[run["method"], run["task"]].append(arguments)
-    differing: dict[str, set[str]] = defaultdict(set)
-    for (method, _), arguments_of_runs in by_task.items():
-        differing[method] |= _differing(arguments_of_runs)
-    return differing
+def refuse_to_mix(lines: Iterable[TableLine]) -> NoReturn:
+    """Raise RecipeError: a figure cannot tell some of these lines apart."""
+    raise RecipeError(f"Each of these lines needs a folder of its own: {join_labels(lines)}.")
 
 
 def _differing(mappings: Iterable[Mapping[str, Any]]) -> set[str]:

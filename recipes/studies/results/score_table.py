@@ -1,5 +1,6 @@
 """The table of scores: the mean over the seeds and the best run, beside the papers' lines."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from results.lines import Cell, Columns, TableLine, find_columns
-from results.means import MeanAndError, mean_and_error
+from results.means import mean_and_error
 from results.numbers import PAPER_LINES, SECOND_COLUMNS, SQUAD
 from results.read import NO_BERT
 from results.table import MISSING, table_of, with_error
@@ -67,10 +68,7 @@ def _scores(cells: Mapping[str, Cell], columns: Columns) -> dict[str, str]:
     texts = {}
     for name, cell in cells.items():
         texts[name] = with_error(cell.mean(columns[name][1]))
-    samples = _samples(cells, columns)
-    for name, average in AVERAGES.items():
-        texts[name] = with_error(_mean_of(average, samples))
-    return texts
+    return texts | _averages(cells, columns)
 
 
 def mean_of_both(scores: ByTask) -> float | None:
@@ -89,38 +87,31 @@ AVERAGES: dict[str, Callable[[ByTask], float | None]] = {
 }
 
 
-def _samples(cells: Mapping[str, Cell], columns: Columns) -> list[dict[str, dict[str, float]]]:
-    """Return the scores by task, for each seed if all columns have the same seeds.
+def _averages(cells: Mapping[str, Cell], columns: Columns) -> dict[str, str]:
+    """Return the averages over tasks, with the error over the seeds that all columns have.
 
-    Otherwise there is one sample: the means over the seeds, whose average has no error.
+    If the columns have other seeds, an average is that of their means, and has no error. One for
+    which a score is missing is a dash.
     """
     by_column = {}
     for name, cell in cells.items():
         by_seed = cell.by_seed(columns[name][1])
         if by_seed:
             by_column[columns[name]] = by_seed
-    seeds = {tuple(sorted(by_seed)) for by_seed in by_column.values()}
-    if len(seeds) > 1:
+    if len({frozenset(by_seed) for by_seed in by_column.values()}) > 1:
         for column, by_seed in by_column.items():
             by_column[column] = {0: mean(by_seed.values())}
-    samples: dict[int, dict[str, dict[str, float]]] = {}
+    by_task: dict[int, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for (task, score), by_seed in by_column.items():
         for seed, value in by_seed.items():
-            samples.setdefault(seed, {}).setdefault(task, {})[score] = value
-    return [*samples.values()]
-
-
-def _mean_of(
-    average: Callable[[ByTask], float | None], samples: Sequence[ByTask]
-) -> MeanAndError | None:
-    """Return the mean of an average over the samples; None if a score for it is missing."""
-    values = []
-    for sample in samples:
-        value = average(sample)
-        if value is None:
-            return None
-        values.append(value)
-    return mean_and_error(values) if values else None
+            by_task[seed][task][score] = value
+    texts = {}
+    for name, average in AVERAGES.items():
+        averages = [average(scores) for scores in by_task.values()]
+        known = [value for value in averages if value is not None]
+        is_complete = known and len(known) == len(averages)
+        texts[name] = with_error(mean_and_error(known) if is_complete else None)
+    return texts
 
 
 def _of_paper(printed: pd.Series) -> dict[str, str]:

@@ -93,19 +93,13 @@ def settings(lines: Sequence[TableLine]) -> pd.DataFrame:
         columns = find_columns([line])
         for name, cell in line.cells_of(columns).items():
             task, _ = columns[name]
-            values = _chosen_values(line, cell.first["arguments"])
+            chosen = {axis: cell.first["arguments"].get(axis) for axis in line.choices}
+            values = {}
+            for axis, value in chosen.items():
+                if is_meant_for(line.method, axis) and value is not None:
+                    values[axis] = f"{value:g}"
             seeds = " ".join(map(str, sorted(cell.seeds)))
             facts = (differing[task] or MISSING, seeds, cell.best["folder"])
             cells[f"{line.label}: {name}"] = values | dict(zip(names, facts, strict=True))
     choices = lines[0].choices if lines else ()
     return table_of(cells, [*choices, *names])
-
-
-def _chosen_values(line: TableLine, arguments: dict[str, float | None]) -> dict[str, str]:
-    """Return the chosen arguments that the line's method uses."""
-    values = {}
-    for axis in line.choices:
-        value = arguments.get(axis)
-        if is_meant_for(line.method, axis) and value is not None:
-            values[axis] = f"{value:g}"
-    return values

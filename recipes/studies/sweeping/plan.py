@@ -5,8 +5,9 @@ The hours are an estimate from the number of operations of training, for a GPU t
 """
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import mean
 
 import pandas as pd
 
@@ -39,17 +40,14 @@ MODELS = {"bert-large": (24, 302e6), "bert-base": (12, 85e6), "minilm": (6, 10.6
 
 def tabulate(searches: Sequence[Search]) -> pd.DataFrame:
     """Return the runs that are left by task, with their grid and hours."""
-    left = pd.DataFrame(_describe(searches), columns=["task", "runs", "hours"])
-    return left.groupby("task", sort=False).sum(min_count=1)
-
-
-def _describe(searches: Iterable[Search]) -> Iterator[tuple[str, int, float]]:
-    """Yield for each search its task, its runs that are left, and their hours."""
+    rows = []
     for search in searches:
         if runs := search.left():
             # The other seeds run at one point of the grid, which takes the mean of all.
-            of_a_run = sum(map(estimate_hours, runs)) / len(runs)
-            yield runs[0].folder.parent.name, search.count_left(), search.count_left() * of_a_run
+            hours = search.count_left() * mean(map(estimate_hours, runs))
+            rows.append((runs[0].folder.parent.name, search.count_left(), hours))
+    left = pd.DataFrame(rows, columns=["task", "runs", "hours"])
+    return left.groupby("task", sort=False).sum(min_count=1)
 
 
 def describe_grid(runs: Iterable[PlannedRun]) -> str:
@@ -76,10 +74,8 @@ def estimate_hours(run: PlannedRun) -> float:
     rows, tokens = SIZES[task]
     # Two operations per weight and token forward, and as many backward for the hidden states and
     # for the weights that are trained.
-    trained_layers = {"full": layers, "top_k": int(getattr(flags, "top_k", 0))}
-    operations = 4 + 2 * trained_layers.get(flags.method, 0) / layers
-    if flags.method == "top_k":
-        operations = 2 + 4 * trained_layers["top_k"] / layers
+    of_top_k = 2 + 4 * int(getattr(flags, "top_k", 0)) / layers
+    operations = {"full": 6.0, "top_k": of_top_k}.get(flags.method, 4.0)
     return float(operations * weights * rows * tokens * float(epochs) / OPERATIONS / 3600)
 
 

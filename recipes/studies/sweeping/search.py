@@ -9,12 +9,12 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
-from optuna.storages import BaseStorage
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from tqdm.auto import tqdm
 
@@ -170,7 +170,13 @@ def make_searches(
     in_storage = storage or JournalStorage(JournalFileBackend(str(output / "optuna.journal")))
     searches: list[Search] = []
     for name, (run, *_) in by_name.items():
-        study = _load_study(f"{run.recipe.stem}: {name}", in_storage, run)
+        lower = run.recipe.name == "mlm.py" or any(map(lower_is_better, run.flags))
+        study = optuna.create_study(
+            study_name=f"{run.recipe.stem}: {name}",
+            storage=in_storage,
+            direction="minimize" if lower else "maximize",
+            load_if_exists=True,
+        )
         searches.append(SampledSearch(run, other_seeds, n_trials, study))
     return searches
 
@@ -187,17 +193,6 @@ def _group(
     return by_name
 
 
-def _load_study(name: str, storage: str | BaseStorage, run: PlannedRun) -> optuna.Study:
-    """Return the study of this name, a new one where there is none."""
-    lower = run.recipe.name == "mlm.py" or any(map(lower_is_better, run.flags))
-    return optuna.create_study(
-        study_name=name,
-        storage=storage,
-        direction="minimize" if lower else "maximize",
-        load_if_exists=True,
-    )
-
-
 def execute_all(
     searches: Sequence[Search], launch: Sequence[str], slots: Sequence[Mapping[str, str]]
 ) -> dict[PlannedRun, str]:
@@ -206,9 +201,7 @@ def execute_all(
     It waits for the runs of other processes. A failed run has the last lines of its log.
     """
     stopped = threading.Event()
-    total = 0
-    for search in searches:
-        total += search.count_left()
+    total = sum(search.count_left() for search in searches)
     often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
     with (
         ThreadPoolExecutor(len(slots)) as threads,
@@ -225,18 +218,15 @@ def execute_all(
     return failed
 
 
+@dataclass
 class _Workers:
     """Threads that execute the runs of searches, one for each slot."""
 
-    def __init__(
-        self,
-        searches: Sequence[Search],
-        launch: Sequence[str],
-        stopped: threading.Event,
-        bar: "tqdm[object]",
-    ) -> None:
-        self.searches, self.launch, self.stopped, self.bar = searches, launch, stopped, bar
-        self.taking = threading.Lock()
+    searches: Sequence[Search]
+    launch: Sequence[str]
+    stopped: threading.Event
+    bar: "tqdm[object]"
+    taking: threading.Lock = field(default_factory=threading.Lock)
 
     def work(self, slot: Mapping[str, str]) -> None:
         """Execute runs until none is left, in this process or in another."""
