@@ -142,8 +142,11 @@ def let_adapters_lack_tokens() -> None:
         _replace(TrainableTokensWrapper, of_adapter, original)
 
 
-# Whether `PeftModel.load_adapter` is running in this thread.
-LOADS_BY_PEFT: ContextVar[bool] = ContextVar("loads by PEFT", default=False)
+# Whether `PeftModel.load_adapter` is running in this thread; the same after a reload.
+LOADS_BY_PEFT: ContextVar[bool] = getattr(
+    PeftModel, "houlsby_loads", ContextVar("loads by PEFT", default=False)
+)
+PeftModel.houlsby_loads = LOADS_BY_PEFT  # type: ignore[attr-defined]
 # Whether `PeftModel.from_pretrained` is running in this thread.
 _CREATES_MODEL: ContextVar[bool] = ContextVar("creates a model", default=False)
 

@@ -23,7 +23,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from houlsby_peft.tables import defused
 from run.run import MOMENT, WHERE, is_houlsby
 from tasks.scores import (
     ClassScores,
@@ -312,6 +311,8 @@ def _show_mistakes(path: Path, kept: Any) -> dict[str, str]:
             texts.append(name)
     if not texts:
         return {}
+    from houlsby_peft.tables import defused  # only here, as the tables of a study need no torch
+
     mistakes = kept.scores.mistakes(MAX_MISTAKES)
     if mistakes.empty:
         return {"Mistakes": "none"}

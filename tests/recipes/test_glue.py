@@ -418,6 +418,8 @@ class TestPresets:
     )
     def test_the_batch_is_split(self, monkeypatch, flags, processes, size):
         monkeypatch.setattr("run.presets.os.environ", {"WORLD_SIZE": str(processes)})
+        for name in ("_prepare_processors", "_check_processes"):  # which look for the others
+            monkeypatch.setattr(RecipeTrainingArguments, name, lambda self: None)
         assert (
             parsed("--task", "cola", "--preset", "han2021", *flags)["per_device_train_batch_size"]
             == size

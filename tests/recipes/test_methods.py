@@ -254,14 +254,16 @@ class TestDataType:
     def dtype(self, encoder, tmp_path, monkeypatch):
         def find(method="houlsby", fp16=False, fsdp=False, **adapter):
             monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
-            monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp).lower())
             training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
+            monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp).lower())
             training.fp16 = fp16
             arguments = EncoderArguments(model_name=str(encoder))
             command = Command(
                 arguments, MethodArguments(method), AdapterArguments(**adapter), training
             )
-            return find_dtype(command, str(encoder))
+            chosen = find_dtype(command, str(encoder))
+            monkeypatch.delenv("ACCELERATE_USE_FSDP")
+            return chosen
 
         return find
 

@@ -132,13 +132,9 @@ def test_adapters_that_pad_with_unlike_tokens_share_a_bank(base, tmp_path):
 def test_a_text_without_tokens_is_refused(task, texts, base, tmp_path):
     folder = save(tmp_path, base, task, "<pad>")
     bank = TaskBank({task: folder})
-    with pytest.raises(
-        ValueError, match=r"Each text must have at least one token; .*'default' found none\."
-    ):
+    with pytest.raises(ValueError, match=r"must have a text to read; .*'default'"):
         houlsby_peft.load(folder).predict(texts)
-    with pytest.raises(
-        ValueError, match=f"Each text must have at least one token; .*{task!r} found none"
-    ):
+    with pytest.raises(ValueError, match=f"must have a text to read; .*{task!r}"):
         bank.predict([(task, text) for text in texts])
 
 
