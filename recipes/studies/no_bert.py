@@ -128,7 +128,8 @@ class Split:
 def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the results of a task, as those of a run.
 
-    They have the chosen model, its settings and its accuracies.
+    They have the chosen model, its settings and its accuracies: on the test split, if it has
+    labels, after training on the training split alone.
     """
     start = time.perf_counter()
     task = load_task(
@@ -146,7 +147,11 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
     scores = {model: float(of_model.best_score_) for model, of_model in searches.items()}
     best = max(scores, key=lambda model: scores[model])
     settings = searches[best].best_params_
-    model = make_model(best, arguments.seed).set_params(**settings)
+    on_test, test = None, splits.get("test")
+    if test is not None and test.classes is not None:
+        model = make_model(best, arguments.seed).set_params(**settings)
+        model.fit(splits["train"].texts, splits["train"].classes)
+        on_test = {"accuracy": float(accuracy_score(test.classes, model.predict(test.texts)))}
     return {
         "task": Path(data).name,
         "method": "no_bert",
@@ -156,7 +161,7 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "chosen_by": "accuracy",
         "best_score": scores[best],
         "best_scores": {"accuracy": scores[best]},
-        "test": score_on_test(model, splits),
+        "test": on_test,
         "epochs": [],
         "trainable_parameters": 0,
         "total_parameters": 1,
@@ -197,15 +202,6 @@ def search(
         random_state=arguments.seed,
         error_score="raise",
     ).fit([*train.texts, *validation.texts], [*train.classes, *validation.classes])
-
-
-def score_on_test(model: Pipeline, splits: Mapping[str, Split]) -> dict[str, float] | None:
-    """Train the chosen model on the training split; return its accuracy, if the test has labels."""
-    test = splits.get("test")
-    if test is None or test.classes is None:
-        return None
-    model.fit(splits["train"].texts, splits["train"].classes)
-    return {"accuracy": float(accuracy_score(test.classes, model.predict(test.texts)))}
 
 
 def make_model(name: str, seed: int) -> Pipeline:

@@ -64,8 +64,7 @@ def main() -> int:
 
 def plan(arguments: argparse.Namespace, flags: Sequence[str]) -> list[Search]:
     """Return the searches of a command line."""
-    output = arguments.output_dir.resolve()
-    given = vars(arguments)
+    given, output = vars(arguments), arguments.output_dir.resolve()
     axes = {axis: given[axis] for axis in AXES if given[axis]}
     runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
     return make_searches(

@@ -461,6 +461,22 @@ class TestAccuracies:
             "5,573 rows, 2 classes; paper: 14,640, 3",
         )
 
+    def test_a_run_that_predicts_one_class_for_all_is_marked_in_every_table(self):
+        runs = [of_the_17("sms_spam", 0.9), of_the_17("sms_spam", 0.8, method="full")]
+        runs += [cola(0.5), cola(0.0, method="full")]
+        for run in runs[:2]:
+            run["constant"] = "ham" if run["method"] == "full" else None
+        marked = {}
+        for name in ("Scores", "Difference to full", "Test accuracy"):
+            text = table(runs, name).astype(str)
+            found = text.map(lambda cell: "one class for all" in cell).stack()
+            marked[name] = [*found[found].index]
+        assert marked == {
+            "Scores": [("full: mean", "sms_spam"), ("full: best", "sms_spam")],
+            "Difference to full": [(OURS, "sms_spam")],
+            "Test accuracy": [("sms spam", "full")],
+        }
+
     def test_complaints_count_once(self):
         runs = [of_the_17(f"customer_complaints_{by}", 0.5, method=method)
                 for by in ("issue", "product") for method in ("houlsby", "full")]  # fmt: skip

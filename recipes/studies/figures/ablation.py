@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 
@@ -23,9 +21,10 @@ from figures.drawing import Point
 from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate, prune
 from results.numbers import LARGEST_DROP, WITHOUT_ADAPTERS
+from results.table import CONSTANT
 from run.edge import RecipeError
 from run.figures import COLUMN, RED, save
-from tasks.scores import proper_name
+from tasks.scores import describe_constant, proper_name
 
 
 Span = tuple[int, int]  # the first and the last layer
@@ -74,12 +73,16 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
         score_name = run.task.scores[0].rpartition("matched_")[2]
     whole = run.score(arguments.max_eval_samples)
     removals = score_spans(run, whole[score_name], score_name, arguments)
-    facts: Point = {"task": name, "model": model, "score_name": score_name}
+    constant = run.results.get("constant")
+    facts: Point = {"task": name, "model": model, "score_name": score_name, "constant": constant}
     first: Point = {"span": None, "scores": whole, **facts, "norms": arguments.norms}
     drawing.write_points(folder / "ablation.jsonl", [first, *map(vars, removals)])
     if score_name == "accuracy":
         print_beside_paper(run, removals)
     title = f"Adapters removed: {proper_name(name)}, {Path(model).name}"
+    if constant is not None:
+        print(describe_constant(constant))
+        title += f" {CONSTANT}"
     size = run.trainer.model.config.num_hidden_layers
     save(draw(removals, size, proper_name(score_name), title), folder / "ablation")
     if arguments.prune is not None:
@@ -136,7 +139,21 @@ def draw(removals: Sequence[Removal], size: int, score: str, title: str) -> Figu
     # Colors range from the worst change to none. The few small gains are white, with their number.
     worst = min(float(np.nanmin(changes)), -1.0)
     image = axes.imshow(changes, cmap="cividis", vmin=worst, vmax=0)
-    _print_changes(axes, changes, worst)
+    # The changes on their squares: smaller and without digits where there are many.
+    is_large = size > 8
+    digits = 0 if is_large or worst <= -10 else 1
+    for removal in removals:
+        first, last = removal.span
+        change = changes[first, last]
+        axes.text(
+            last,
+            first,
+            f"{round(change, digits) + 0.0:.{digits}f}",  # no -0
+            ha="center",
+            va="center",
+            fontsize=5 if is_large else 7,
+            color="black" if change > worst / 2 else "white",
+        )
     for layer in range(size):
         corner = (layer - 0.5, layer - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=RED, linewidth=1))
@@ -152,23 +169,6 @@ def draw(removals: Sequence[Removal], size: int, score: str, title: str) -> Figu
     label = f"relative change of the {score} (%)"
     figure.colorbar(image, ax=axes, label=label, shrink=0.8).outline.set_visible(False)
     return figure
-
-
-def _print_changes(axes: Axes, changes: NDArray[np.float64], worst: float) -> None:
-    """Print the changes on their squares: smaller and without digits where there are many."""
-    is_large = len(changes) > 8
-    digits = 0 if is_large or worst <= -10 else 1
-    for first, last in zip(*np.nonzero(~np.isnan(changes)), strict=True):
-        change = changes[first, last]
-        axes.text(
-            last,
-            first,
-            f"{round(change, digits) + 0.0:.{digits}f}",  # no -0
-            ha="center",
-            va="center",
-            fontsize=5 if is_large else 7,
-            color="black" if change > worst / 2 else "white",
-        )
 
 
 def prune_run(run: FinishedRun, removals: Sequence[Removal], arguments: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from figures import drawing, flags
 from results.difference_table import compared, differences_to
 from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.means import mean_and_error, mean_over
-from results.read import Results, finished, in_percent
+from results.read import finished, in_percent
 from results.table import MISSING, show, table_of
 from run.edge import RecipeError
 from run.figures import COLUMN, save
@@ -98,8 +98,9 @@ def _facts(line: TableLine, base: TableLine, columns: Columns, split: str) -> di
     score, score_error = mean_over([mean_and_error([*by_seed.values()]) for by_seed in scores])
     changes = differences_to(line, base, columns, split)
     difference, difference_error = mean_over([*changes.values()]) if changes else (None, None)
-    cells = line.cells_of(columns).values()
-    runs = [run for cell in cells for run in cell.seeds.values()]
+    runs = line.runs_of(columns)
+    # In adapter/ or model/.
+    weights = [file for run in runs for file in Path(run["folder"]).glob("[am][do]*/*.safetensors")]
     seconds = [run["epochs"][-1]["seconds"] for run in runs if run["epochs"]]
     peaks = [run["peak_memory"] for run in runs if "peak_memory" in run]
     return {
@@ -109,17 +110,11 @@ def _facts(line: TableLine, base: TableLine, columns: Columns, split: str) -> di
         "difference": difference,
         "difference_error": difference_error,
         "trained": round(line.sizes().trained),  # parameters per task
-        "bytes": _bytes_per_run(runs),
+        "bytes": sum(file.stat().st_size for file in weights) // len(runs) or None,
         "seconds": mean(seconds) if seconds else None,
         "memory": round(mean(peaks)) if peaks else None,
-        "seeds": max(len(cell.seeds) for cell in cells),
+        "seeds": max(len(cell.seeds) for cell in line.cells_of(columns).values()),
     }
-
-
-def _bytes_per_run(runs: Sequence[Results]) -> int | None:
-    """Return the mean size of the saved weights, in adapter/ or model/; None without any."""
-    files = [file for run in runs for file in Path(run["folder"]).glob("[am][do]*/*.safetensors")]
-    return sum(file.stat().st_size for file in files) // len(runs) or None
 
 
 def _as_text(value: float | None) -> str:

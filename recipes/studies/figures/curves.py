@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from figures import drawing, flags
 from figures.drawing import Point, Points
-from results.lines import Cell, TableLine, arrange
+from results.lines import TableLine, arrange
 from results.read import finished, in_percent
 from run.edge import RecipeError
 from run.figures import save
@@ -38,29 +38,26 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def summarize(lines: Sequence[TableLine], score: str | None = None) -> list[Point]:
-    """Return a point per line of the table, task and step where all seeds have the score."""
+    """Return a point per line of the table, task and step where all seeds have the score.
+
+    It has the mean score over the seeds, and the seeds' mean epoch and seconds.
+    """
     points = []
     for line in lines:
         for task, cell in line.cells.items():
-            for point in _points_of(cell, score or cell.best["chosen_by"]):
-                points.append({"task": task, "line": line.label, **point})
-    return points
-
-
-def _points_of(cell: Cell, score: str) -> list[Point]:
-    """Return the mean score over the seeds, and the seeds' mean epoch and seconds, by step."""
-    points = []
-    for of_seeds in cell.evaluations():
-        if score not in of_seeds[0]:
-            raise RecipeError(
-                f"--score must be a score of all runs; a run on {cell.best['task']} has "
-                f"{', '.join(of_seeds[0])}."
-            )
-        point: Point = {"score": score, "seeds": len(of_seeds)}
-        for key in MOMENT:
-            point[key] = mean(drawing.values_of(of_seeds, key))
-        point |= drawing.band([in_percent(cell.best, evaluation, score) for evaluation in of_seeds])
-        points.append(point)
+            shown = score or cell.best["chosen_by"]
+            for of_seeds in cell.evaluations():
+                if shown not in of_seeds[0]:
+                    raise RecipeError(
+                        f"--score must be a score of all runs; a run on {cell.best['task']} has "
+                        f"{', '.join(of_seeds[0])}."
+                    )
+                point: Point = {"task": task, "line": line.label}
+                point |= {"score": shown, "seeds": len(of_seeds)}
+                for key in MOMENT:
+                    point[key] = mean(drawing.values_of(of_seeds, key))
+                scores = [in_percent(cell.best, evaluation, shown) for evaluation in of_seeds]
+                points.append(point | drawing.band(scores))
     return points
 
 

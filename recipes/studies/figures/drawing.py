@@ -18,6 +18,7 @@ from run.figures import COLORS, COLUMN, MARKERS, PAGE
 Point = dict[str, Any]  # what a figure draws at one place, also written as a line of JSON
 Points = Sequence[Mapping[str, Any]]
 Style = dict[str, Any]
+Styles = Mapping[str, Style]  # by name
 
 LINE_STYLES = ("-", "--", ":", "-.")
 MAX_MARKERS = 12  # on a curve; with more points, it has none
@@ -95,12 +96,7 @@ def draw_curve(axes: Axes, points: Points, x: str, **style: Any) -> None:
 
 
 def draw_curves(
-    axes: Axes,
-    points: Points,
-    x: str,
-    key: str,
-    style: Mapping[str, Style],
-    label: Callable[[str], str] = str,
+    axes: Axes, points: Points, x: str, key: str, style: Styles, label: Callable[[str], str] = str
 ) -> None:
     """Draw a curve for each name of `style` that points have under a key."""
     for name in style:

@@ -13,7 +13,6 @@ from statistics import mode
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures import drawing, flags
@@ -101,32 +100,22 @@ def draw(points: Points) -> Figure:
     for axes, axis in zip(panes, drawn, strict=True):
         fixed = SIZE if axis == SCALE else SCALE
         usual = mode(drawing.values_of(points, fixed))
-        drawn_points = drawing.select(points, **{fixed: usual})
-        drawing.draw_curves(axes, drawn_points, axis, "task", style, proper_name)
+        at_usual = drawing.select(points, **{fixed: usual})
+        drawing.draw_curves(axes, at_usual, axis, "task", style, proper_name)
         axes.set_xscale("log")
         label, title = TITLES[axis]
         axes.set(xlabel=label, title=f"{title} {usual:g}")
         if axis == SIZE:
-            _finish_sizes(axes, points)
-    panes[0].set_ylabel(f"validation {_name_of_score(points)} (%)")
+            averages = means(points)
+            if averages and len({*drawing.values_of(points, "task")}) > 1:
+                sizes, heights = [*averages], [*averages.values()]
+                axes.plot(sizes, heights, color="black", linestyle="--", label="mean over tasks")
+            ticks = sorted({*drawing.values_of(points, SIZE)})
+            axes.set_xticks(ticks, [f"{size:g}" for size in ticks], minor=False)
+            axes.minorticks_off()
+    scores = drawing.values_of(points, "score")
+    names = {"accuracy" if name.endswith("accuracy") else proper_name(name) for name in scores}
+    shown = names.pop() if len(names) == 1 else "score"
+    panes[0].set_ylabel(f"validation {shown} (%)")
     figure.suptitle(drawing.title_of(map(len, drawing.values_of(points, "scores"))), fontsize=8)
     return drawing.legend(figure, columns=4)
-
-
-def _finish_sizes(axes: Axes, points: Points) -> None:
-    """Draw the mean over several tasks, and mark the sizes."""
-    averages = means(points)
-    if averages and len({*drawing.values_of(points, "task")}) > 1:
-        sizes, heights = [*averages], [*averages.values()]
-        axes.plot(sizes, heights, color="black", linestyle="--", label="mean over tasks")
-    ticks = sorted({*drawing.values_of(points, SIZE)})
-    axes.set_xticks(ticks, [f"{size:g}" for size in ticks], minor=False)
-    axes.minorticks_off()
-
-
-def _name_of_score(points: Points) -> str:
-    """Return the score's name, or "score" if there are several."""
-    names = set()
-    for score in drawing.values_of(points, "score"):
-        names.add("accuracy" if score.endswith("accuracy") else proper_name(score))
-    return names.pop() if len(names) == 1 else "score"

@@ -145,20 +145,7 @@ def draw(points: Points) -> Figure:
     """
     is_pretrained = any(drawing.values_of(points, "pretraining_epochs"))
     height = max(0.8 * COLUMN, 0.7 + 0.17 * len(points))
-    figure, panes = drawing.panels(1 + is_pretrained, height)
-    _draw_bars(panes[0], points)
-    if is_pretrained:
-        _draw_pretraining(panes[1], points)
-    # Ren et al. replace named entities and use a tagger; OpenAttack has a tagger.
-    title = (
-        f"PWWS on {proper_name(points[0]['task'])}: {points[0]['examples']} texts, no named "
-        "entities, no tagger"
-    )
-    figure.suptitle(fill(title, 60), fontsize=8)
-    return figure
-
-
-def _draw_bars(axes: Axes, points: Points) -> None:
+    figure, (axes, *others) = drawing.panels(1 + is_pretrained, height)
     names = []
     for point in points:
         epochs = point["pretraining_epochs"]
@@ -167,10 +154,18 @@ def _draw_bars(axes: Axes, points: Points) -> None:
     errors = 100 * np.array(drawing.values_of(points, "standard_error"))
     bars = axes.barh(range(len(points)), rates, 0.6, xerr=errors, capsize=2, color=COLORS[0])
     axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
-    axes.set_yticks(range(len(points)), names)
-    axes.set_ylim(len(points) - 0.5, -0.5)
+    axes.set(yticks=range(len(points)), yticklabels=names, ylim=(len(points) - 0.5, -0.5))
     axes.set_xlabel(RATE)
     axes.margins(x=0.15)
+    for of_pretraining in others:
+        _draw_pretraining(of_pretraining, points)
+    # Ren et al. replace named entities and use a tagger; OpenAttack has a tagger.
+    title = (
+        f"PWWS on {proper_name(points[0]['task'])}: {points[0]['examples']} texts, no named "
+        "entities, no tagger"
+    )
+    figure.suptitle(fill(title, 60), fontsize=8)
+    return figure
 
 
 def _draw_pretraining(axes: Axes, points: Points) -> None:

@@ -58,9 +58,15 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     drawing.write_points(folder / "stability.jsonl", points)
     for task in dict.fromkeys(drawing.values_of(points, "task")):
         of_task = drawing.select(points, task=task)
-        print_spread(of_task)
+        for point in of_task:
+            for epoch, scores in (("best", point["scores"]), ("last", point["last"])):
+                text = spread([*scores.values()])
+                print(f"{proper_name(task)}, {_name(point)}, {epoch} epoch: {text}")
         save(draw_seeds(of_task), folder / f"stability_{task}")
-        norms = norms_by_method(task, starts)
+        norms = {}
+        for method, name in NAMES.items():  # of runs that started from the encoder alone
+            norms[name] = read_norms(starts.get((task, 0, method), ()))
+        norms = {name: curves for name, curves in norms.items() if curves}
         if norms:
             figure = draw_curves(norms, proper_name(task), "step", "norm of the gradient")
             for axes in figure.axes:
@@ -82,7 +88,7 @@ def by_start(results: Iterable[Results]) -> Starts:
         lines = arrange(runs, CHOSEN)
         if len(lines) > 1:
             refuse_to_mix(lines)
-        rate = _at_best_rate(runs)[0]["arguments"]["learning_rate"]
+        rate = best_cell(runs, CHOSEN).first["arguments"]["learning_rate"]
         starts[start] = [run for run in runs if run["arguments"]["learning_rate"] == rate]
     return dict(sorted(starts.items()))
 
@@ -94,10 +100,6 @@ def pretraining_steps(run: Results) -> int:
     return int(checkpoint[1]) if checkpoint else 0
 
 
-def _at_best_rate(runs: Sequence[Results]) -> list[Results]:
-    return [*best_cell(runs, CHOSEN).seeds.values()]
-
-
 def summarize(starts: Starts) -> list[Point]:
     """Return a point per start: the chosen values, and the scores in percent.
 
@@ -106,13 +108,13 @@ def summarize(starts: Starts) -> list[Point]:
     """
     points = []
     for (task, steps, method), runs in starts.items():
-        best = _at_best_rate(runs)
+        cell = best_cell(runs, CHOSEN)
         point: Point = {"task": task, "method": method, "pretraining_steps": steps}
-        point["score"] = best[0]["chosen_by"]
-        for name in CHOSEN:
-            point[name] = best[0]["arguments"].get(name)
-        point["scores"] = {run["seed"]: in_percent(run, run["best_scores"]) for run in best}
-        point["last"] = {run["seed"]: in_percent(run, run["epochs"][-1]) for run in best}
+        point["score"] = cell.first["chosen_by"]
+        point |= {name: cell.first["arguments"].get(name) for name in CHOSEN}
+        by_seed = cell.seeds.items()
+        point["scores"] = {seed: in_percent(run, run["best_scores"]) for seed, run in by_seed}
+        point["last"] = {seed: in_percent(run, run["epochs"][-1]) for seed, run in by_seed}
         point["by_epochs"] = by_epochs(runs)
         points.append(point)
     return points
@@ -137,14 +139,6 @@ def by_epochs(runs: Sequence[Results]) -> dict[float, float]:
     return dict(means.items())
 
 
-def print_spread(points: Points) -> None:
-    """Print the paper's statistics over the seeds: standard deviation, interquartile range."""
-    for point in points:
-        for epoch, scores in (("best", point["scores"]), ("last", point["last"])):
-            values = [*scores.values()]
-            print(f"{proper_name(point['task'])}, {_name(point)}, {epoch} epoch: {spread(values)}")
-
-
 def spread(scores: Sequence[float]) -> str:
     """Return the mean, the standard deviation and the interquartile range of scores as text."""
     if len(scores) == 1:
@@ -154,16 +148,6 @@ def spread(scores: Sequence[float]) -> str:
         f"mean {mean(scores):.2f}, standard deviation {stdev(scores):.2f}, "
         f"interquartile range {third - first:.2f}, {len(scores)} seeds"
     )
-
-
-def norms_by_method(task: str, starts: Starts) -> dict[str, Curves]:
-    """Return the gradients' norms of the runs that started from the encoder alone, if recorded."""
-    by_method: dict[str, Curves] = {}
-    for method, name in NAMES.items():
-        norms = read_norms(starts.get((task, 0, method), ()))
-        if norms:
-            by_method[name] = norms
-    return by_method
 
 
 def read_norms(runs: Iterable[Mapping[str, Any]]) -> Curves:

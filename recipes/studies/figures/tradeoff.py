@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from figures import drawing, flags
-from figures.drawing import Point, Points, Style
+from figures.drawing import Point, Points, Styles
 from results.additional import counted_once
 from results.lines import Columns, TableLine, arrange, find_columns, refuse_to_mix
 from results.numbers import FIGURE_4
-from results.read import Results, finished
+from results.read import finished
 from run.edge import RecipeError
 from run.figures import COLUMN, save
 from sweeping.runs import CHOSEN
@@ -64,7 +64,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
     lines = arrange(finished(folder), CHOSEN)
-    columns = _drawn_columns(find_columns(lines, arguments.score))
+    columns = find_columns(lines, arguments.score)
+    # A task has one column, and WNLI none beside others.
+    tasks = counted_once(task for task, _ in columns.values())
+    columns = {name: column for name, column in columns.items() if column[0] in tasks}
+    if len(tasks) > 1:
+        columns.pop("WNLI", None)
     each = arguments.each or len(columns) == 1
     points = summarize(lines, columns, arguments.split, each, OVER_SEEDS[arguments.seeds])
     drawing.write_points(folder / "tradeoff.jsonl", points)
@@ -72,15 +77,6 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
         for name in sorted(columns.keys() & FIGURE_4.keys()):
             print(f"Houlsby et al. 2019, BERT-base, {name}: {FIGURE_4[name]}")
     save(draw(points, arguments.split), folder / "tradeoff")
-
-
-def _drawn_columns(columns: Columns) -> dict[str, tuple[str, str]]:
-    """Return the columns without the second one of a task, and without WNLI beside others."""
-    tasks = counted_once(task for task, _ in columns.values())
-    drawn = {name: column for name, column in columns.items() if column[0] in tasks}
-    if len(tasks) > 1:
-        drawn.pop("WNLI", None)
-    return drawn
 
 
 def summarize(
@@ -143,9 +139,7 @@ def percentiles(
 
 def _point(line: TableLine, columns: Columns, scores: Scores) -> Point:
     """Return the point of a line over some columns, without its height."""
-    runs: list[Results] = []
-    for cell in line.cells_of(columns).values():
-        runs += cell.seeds.values()
+    runs = line.runs_of(columns)
     arguments = drawing.values_of(runs, "arguments")
     size = ""
     if line.method in SIZE_OF:
@@ -182,13 +176,12 @@ def draw(points: Points, split: str = "validation") -> Figure:
     figure, panes = drawing.panels(len(in_order), COLUMN, most=2)
     for axes, name in zip(panes, in_order, strict=True):
         in_panel = drawing.select(points, panel=name)
-        _label_panel(axes, in_panel, split)
-        _draw_panel(axes, in_panel, style)
+        _draw_panel(axes, in_panel, style, split)
     return drawing.legend(figure)
 
 
-def _label_panel(axes: Axes, points: Points, split: str) -> None:
-    """Say which scores a panel shows, of which tasks."""
+def _draw_panel(axes: Axes, points: Points, style: Styles, split: str) -> None:
+    """Draw the curves of a panel, and say which scores it shows, of which tasks."""
     scores = drawing.values_of(points, "scores")
     tasks = [*dict.fromkeys(itertools.chain(*scores))]
     seeds = drawing.seeds_of(len(values) for by_task in scores for values in by_task.values())
@@ -198,13 +191,10 @@ def _label_panel(axes: Axes, points: Points, split: str) -> None:
     score = points[0]["score"]
     unit = "" if score.endswith("loss") else " (%)"
     label = f"{split} {proper_name(score)}{unit}"
-    if points[0]["relative"]:
+    relative = points[0]["relative"]
+    if relative:
         label = "difference to full fine-tuning (points)"
     axes.set(xlabel="trained parameters per task", ylabel=label, title=title)
-
-
-def _draw_panel(axes: Axes, points: Points, style: Mapping[str, Style]) -> None:
-    relative = points[0]["relative"]
     if relative:
         points = [point for point in points if point["series"] != FULL]
     drawing.draw_curves(axes, points, "trained_parameters", "series", style)

@@ -8,7 +8,7 @@ from results.additional import COLUMN_OF_2020, PAPER, PAPER_COLUMNS, PRINTED, co
 from results.lines import TableLine
 from results.means import MeanAndError
 from results.read import NO_BERT
-from results.table import MISSING, with_error
+from results.table import CONSTANT, MISSING, with_error
 from tasks.scores import proper_name
 
 
@@ -33,8 +33,12 @@ def accuracies(lines: Sequence[TableLine]) -> pd.DataFrame:
     means, errors = means.loc[tasks], errors.loc[tasks]
     table = pd.DataFrame(index=[*map(proper_name, tasks)], columns=means.columns, dtype=object)
     for name in means:
-        pairs = zip(means[name], errors[name], strict=True)
-        table[name] = [_text(name, pair) for pair in pairs]
+        table[name] = [_text(name, pair) for pair in zip(means[name], errors[name], strict=True)]
+    tested = [line for line in lines if line.label in ours]
+    for line in tested:
+        for task in means[line.label].dropna().index:
+            if line.cells[task].constant:
+                table.loc[proper_name(task), line.label] += f" {CONSTANT}"
     once = counted_once(tasks)
     of_2020 = means.loc[once, COLUMN_OF_2020].dropna().index
     for label, averaged in (("", once), (" of 2020", of_2020)):
@@ -42,10 +46,8 @@ def accuracies(lines: Sequence[TableLine]) -> pd.DataFrame:
             average = means.loc[averaged].mean(skipna=False)
             error = (errors.loc[averaged] ** 2).sum(skipna=False) ** 0.5 / len(averaged)
             error[PAPER_COLUMNS] = float("nan")  # the papers give none
-            pairs = zip(average, error, strict=True)
-            texts = map(_text, means, pairs)
+            texts = map(_text, means, zip(average, error, strict=True))
             table.loc[f"mean of {len(averaged)}{label}"] = [*texts]
-    tested = [line for line in lines if line.label in ours]
     for task in tasks:
         table.loc[proper_name(task), "data"] = _describe_data(task, tested)
     table = pd.concat([table, PRINTED])

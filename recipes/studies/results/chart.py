@@ -5,10 +5,8 @@ papers' scores on the same validation splits are drawn as hollow markers.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.drawing import legend, styles, title_of
@@ -29,11 +27,12 @@ def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
     rows = [*columns]
     if len(columns) > 1:
         rows.append(MEAN)
-    ours, papers = {}, {}
+    ours = {}
     for line in lines:
-        ours[line.label] = _scores_of_line(line, columns)
-    if score == "accuracy":
-        papers = _scores_of_papers(columns)
+        by_name = line.scores(columns).items()
+        of_line = {name: mean_and_error([*by_seed.values()]) for name, by_seed in by_name}
+        ours[line.label] = _with_mean(of_line, columns)
+    papers = _scores_of_papers(columns) if score == "accuracy" else {}
     style = styles([*ours, *papers])
     for label in papers:
         style[label]["markerfacecolor"] = "none"
@@ -42,7 +41,13 @@ def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
     step = 0.8 / len(style)  # between the markers of a row
     for number, (label, scores) in enumerate({**ours, **papers}.items()):
         shift = (number - (len(style) - 1) / 2) * step
-        _draw_markers(axes, scores, rows, shift, label=label, **style[label])
+        look = {**style[label], "linestyle": "none", "label": label}
+        known = {place: scores[name] for place, name in enumerate(rows) if name in scores}
+        if known:
+            heights = [place + shift for place in known]
+            means = [mean for mean, _ in known.values()]
+            errors = [error or 0 for _, error in known.values()]
+            axes.errorbar(means, heights, xerr=errors, capsize=2, **look)
     axes.set_yticks(range(len(rows)), map(proper_name, rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     for between in range(1, len(rows)):
@@ -51,29 +56,6 @@ def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
     axes.set_title(title_of(len(cell.seeds) for line in lines for cell in line.cells.values()))
     axes.grid(axis="x", alpha=0.3)
     return legend(figure)
-
-
-def _draw_markers(
-    axes: Axes, scores: Scores, rows: Sequence[str], shift: float, **style: Any
-) -> None:
-    """Draw a marker with its error bar in each row that has a score."""
-    heights, means, errors = [], [], []
-    for place, name in enumerate(rows):
-        if name in scores:
-            mean, error = scores[name]
-            heights.append(place + shift)
-            means.append(mean)
-            errors.append(error or 0)
-    if means:
-        axes.errorbar(means, heights, xerr=errors, capsize=2, **style | {"linestyle": "none"})
-
-
-def _scores_of_line(line: TableLine, columns: Columns) -> Scores:
-    """Return a line's means over the seeds with their errors."""
-    scores = {}
-    for name, by_seed in line.scores(columns).items():
-        scores[name] = mean_and_error([*by_seed.values()])
-    return _with_mean(scores, columns)
 
 
 def _scores_of_papers(columns: Columns) -> dict[str, Scores]:

@@ -26,10 +26,12 @@ def compared(
         changes = differences_to(line, base, columns, split)
         if not changes or line.cells.items() <= base.cells.items():
             continue
+        compared_cells = [*line.cells_of(columns).items(), *base.cells_of(columns).items()]
+        constant = {name for name, cell in compared_cells if cell.constant}
         tasks = counted_once(columns[name][0] for name in changes)
         counted, texts = [], {}
         for name, change in changes.items():
-            texts[name] = with_error(change, sign="+")
+            texts[name] = with_error(change, sign="+", constant=name in constant)
             if columns[name][0] in tasks:
                 counted.append(change)
         texts[MEAN] = f"{with_error(mean_over(counted), sign='+')} of {len(counted)}"

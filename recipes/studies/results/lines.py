@@ -43,6 +43,11 @@ class Cell:
         """The run of the first seed, for what does not depend on the seed."""
         return next(iter(self.seeds.values()))
 
+    @property
+    def constant(self) -> bool:
+        """Whether a run predicts one class for all examples, so that its scores are no result."""
+        return any(run.get("constant") is not None for run in self.seeds.values())
+
     def by_seed(self, score: str, split: str = "validation") -> dict[int, float]:
         """Return a score in percent by seed; empty if a run does not have it."""
         values = {}
@@ -80,24 +85,23 @@ class TableLine:
     def __post_init__(self) -> None:
         self.cells = {task: best_cell(self.runs[task], self.choices) for task in self.runs}
 
-    def cell(self, task: str, score: str) -> Cell | None:
-        """Return the runs of a column.
+    def cells_of(self, columns: Columns) -> dict[str, Cell]:
+        """Return the cells of the columns in which the line has runs.
 
         MNLI's mismatched split has a point of its own, by its own score: it is a task of its own in
         the papers.
         """
-        if task in self.runs and score == MISMATCHED:
-            return best_cell(self.runs[task], self.choices, score)
-        return self.cells.get(task)
-
-    def cells_of(self, columns: Columns) -> dict[str, Cell]:
-        """Return the cells of the columns in which the line has runs."""
         cells = {}
         for name, (task, score) in columns.items():
-            cell = self.cell(task, score)
-            if cell is not None:
-                cells[name] = cell
+            if task in self.runs and score == MISMATCHED:
+                cells[name] = best_cell(self.runs[task], self.choices, score)
+            elif task in self.runs:
+                cells[name] = self.cells[task]
         return cells
+
+    def runs_of(self, columns: Columns) -> list[Results]:
+        """Return the runs of all seeds in the columns, at the points that are chosen."""
+        return [run for cell in self.cells_of(columns).values() for run in cell.seeds.values()]
 
     def scores(self, columns: Columns, split: str = "validation") -> dict[str, dict[int, float]]:
         """Return the scores by seed, in percent, in the columns in which the line has some."""

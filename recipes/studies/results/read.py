@@ -25,10 +25,8 @@ def collect(folder: Path) -> list[Results]:
 
 def finished(folder: Path) -> list[Results]:
     """Return the results of all runs below the folder that have a validation score."""
-    scored = []
-    for results in collect(folder):
-        if results["best_score"] is not None and results["method"] != NO_BERT:
-            scored.append(results)
+    of_encoders = [results for results in collect(folder) if results["method"] != NO_BERT]
+    scored = [results for results in of_encoders if results["best_score"] is not None]
     if not scored:
         raise RecipeError(f"There is no run with a validation score in {folder}. {_REMEDY}")
     return scored

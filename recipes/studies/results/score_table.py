@@ -20,11 +20,15 @@ def scores(lines: Sequence[TableLine]) -> pd.DataFrame:
 
     A paper's line is columns if it has a score in one of the columns.
     """
-    columns = find_columns(lines) | second_columns(lines)
+    columns = find_columns(lines)
+    for name, column in SECOND_COLUMNS.items():
+        if any(line.scores({name: column}) for line in lines):
+            columns[name] = column
     cells: dict[str, dict[str, Any]] = {}
     for line in lines:
         of_means = line.cells_of(columns)
-        of_best = {name: _best_alone(of_means[name]) for name in of_means}
+        best = {name: cell.best for name, cell in of_means.items()}
+        of_best = {name: Cell({run["seed"]: run}, run) for name, run in best.items()}
         cells[f"{line.label}: mean"] = _sizes(line, best=False) | _scores(of_means, columns)
         cells[f"{line.label}: best"] = _sizes(line, best=True) | _scores(of_best, columns)
     table = table_of(cells)
@@ -36,19 +40,6 @@ def scores(lines: Sequence[TableLine]) -> pd.DataFrame:
         for name, f1 in SQUAD.items():
             cells[f"Houlsby 2019, BERT-large: {name}"] = {"squad": f"{f1}"}
     return table_of(cells, ["trained", "total", *columns, *averages])
-
-
-def second_columns(lines: Sequence[TableLine]) -> dict[str, tuple[str, str]]:
-    """Return the columns of the tasks' second scores, as far as there are runs that have them."""
-    columns = {}
-    for name, column in SECOND_COLUMNS.items():
-        if any(line.scores({name: column}) for line in lines):
-            columns[name] = column
-    return columns
-
-
-def _best_alone(cell: Cell) -> Cell:
-    return Cell({cell.best["seed"]: cell.best}, cell.best)
 
 
 def _sizes(line: TableLine, best: bool) -> dict[str, str]:
@@ -67,7 +58,7 @@ def _scores(cells: Mapping[str, Cell], columns: Columns) -> dict[str, str]:
     """Return the cells with the scores and their averages."""
     texts = {}
     for name, cell in cells.items():
-        texts[name] = with_error(cell.mean(columns[name][1]))
+        texts[name] = with_error(cell.mean(columns[name][1]), constant=cell.constant)
     return texts | _averages(cells, columns)
 
 

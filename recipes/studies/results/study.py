@@ -76,7 +76,9 @@ def further_metrics(lines: Sequence[TableLine]) -> pd.DataFrame:
             by_seed = pd.DataFrame([run.get("metrics") or {} for run in cell.seeds.values()])
             for name in by_seed.dropna(axis=1):
                 value = mean_and_error(by_seed[name].tolist())
-                cells.setdefault(line.label, {})[f"{task}: {name}"] = with_error(value, digits=4)
+                cells.setdefault(line.label, {})[f"{task}: {name}"] = with_error(
+                    value, digits=4, constant=cell.constant
+                )
     return table_of(cells)
 
 

@@ -1,6 +1,5 @@
 """A table of results as text: how cells look, and how tables are printed and written."""
 
-import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,22 @@ from results.means import MeanAndError
 
 
 MISSING = "-"
+CONSTANT = "(one class for all)"  # beside a score of a run whose predictions are all the same
 MAX_WIDTH = 140  # characters of a printed line
 Pages = dict[str, tuple[pd.DataFrame, str]]  # tables by their headings, each with a note
 
 
-def with_error(value: MeanAndError | None, sign: str = "", digits: int = 2) -> str:
-    """Return a mean with its standard error as text."""
+def with_error(
+    value: MeanAndError | None, sign: str = "", digits: int = 2, constant: bool = False
+) -> str:
+    """Return a mean with its standard error as text, marked if a run tells nothing apart."""
     if value is None:
         return MISSING
     mean, error = value
     text = f"{mean:{sign}.{digits}f}"
-    return text if error is None else f"{text} ± {error:.{digits}f}"
+    if error is not None:
+        text += f" ± {error:.{digits}f}"
+    return f"{text} {CONSTANT}" if constant else text
 
 
 def table_of(
@@ -31,15 +35,10 @@ def table_of(
 
     A dash stands for what is missing.
     """
-    if names is None:
-        names = itertools.chain(*lines.values())
-    columns = list(dict.fromkeys(names))
-    table = pd.DataFrame(MISSING, [*lines], columns, dtype=object)
-    for label, line in lines.items():
-        for name in columns:
-            if line.get(name) is not None:
-                table.at[label, name] = line[name]
-    return table
+    table = pd.DataFrame([*lines.values()], [*lines], dtype=object)
+    if names is not None:
+        table = table.reindex(columns=[*dict.fromkeys(names)], fill_value=MISSING)
+    return table.fillna(MISSING)
 
 
 def show(pages: Pages, path: Path) -> None:

@@ -53,12 +53,8 @@ def tabulate(searches: Sequence[Search]) -> pd.DataFrame:
 def describe_grid(runs: Iterable[PlannedRun]) -> str:
     """Return the values that differ between runs, by flag."""
     points = pd.DataFrame([run.point for run in runs]).drop(columns="task", errors="ignore")
-    grid = []
-    for axis in points:
-        values = points[axis].dropna().unique()
-        if len(values) > 1:
-            grid.append(f"{axis} {' '.join(values)}")
-    return ", ".join(grid)
+    differing = points.loc[:, points.nunique() > 1]
+    return ", ".join(f"{axis} {' '.join(differing[axis].dropna().unique())}" for axis in differing)
 
 
 def estimate_hours(run: PlannedRun) -> float:

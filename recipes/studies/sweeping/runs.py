@@ -85,11 +85,8 @@ class PlannedRun:
     def constant(self) -> str:
         """The recipe and the flags that change a run and that the sweep does not vary, sorted."""
         flags = re.split(r"(?:^| )--(?=[a-z])", " ".join(self.flags).replace("=", " "))[1:]
-        changing = []
-        for flag in flags:
-            name = flag.split()[0]
-            if name == "predict" or not is_free(name):
-                changing.append(flag)
+        names = {flag: flag.split()[0] for flag in flags}
+        changing = [flag for flag in flags if names[flag] == "predict" or not is_free(names[flag])]
         return " ".join([self.recipe.name, *sorted(changing)])
 
     def check(self) -> None:

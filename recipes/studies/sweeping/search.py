@@ -47,9 +47,8 @@ class Search:
         best = best_point(self.runs)
         if best is None:
             return []
-        return self._unfinished(
-            self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds
-        )
+        others = [self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds]
+        return self._unfinished(others)
 
     def count_left(self) -> int:
         """Return the number of runs that are left, also of those whose values are not known yet."""
@@ -68,8 +67,7 @@ class Search:
     def take(self) -> Locked | None:
         """Return a run that is left, with its lock; None if others have them all."""
         for run in self.left():
-            locked = lock(run.folder / "lock")
-            if locked is not None:
+            if locked := lock(run.folder / "lock"):
                 return run, locked
         return None
 
@@ -109,9 +107,7 @@ class SampledSearch(Search):
             return taken
         run = self._sample()
         locked = lock(run.folder / "lock")
-        if locked is None:
-            return None
-        return run, locked
+        return (run, locked) if locked else None
 
     def _sample(self) -> PlannedRun:
         """Return the run at a new point, which Optuna records."""
@@ -161,7 +157,11 @@ def make_searches(
     seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
     other_seeds = seeds[search_seeds:] if search_seeds else []
     searching = [run for run in runs if run.point.get("seed") not in other_seeds]
-    by_name = _group(searching, output, _ranges(runs[0]) or choices)
+    chosen = (*(_ranges(runs[0]) or choices), "seed")
+    by_name: dict[str, list[PlannedRun]] = {}  # runs that differ only in what is chosen
+    for run in searching:
+        fixed = {axis: run.point[axis] for axis in run.point if axis not in chosen}
+        by_name.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
     if n_trials is None:
         return [Search(compared, other_seeds) for compared in by_name.values()]
 
@@ -179,18 +179,6 @@ def make_searches(
         )
         searches.append(SampledSearch(run, other_seeds, n_trials, study))
     return searches
-
-
-def _group(
-    runs: Iterable[PlannedRun], output: Path, choices: Sequence[str]
-) -> dict[str, list[PlannedRun]]:
-    """Return the runs that differ only in what is chosen and in the seed, by their name."""
-    by_name: dict[str, list[PlannedRun]] = {}
-    for run in runs:
-        fixed = {axis: run.point[axis] for axis in run.point if axis not in (*choices, "seed")}
-        name = str(run.at(fixed).folder.relative_to(output))
-        by_name.setdefault(name, []).append(run)
-    return by_name
 
 
 def execute_all(
@@ -245,8 +233,7 @@ class _Workers:
 
     def _take(self) -> tuple[Search, PlannedRun, TextIO] | None:
         for search in self.searches:
-            taken = search.take()
-            if taken is not None:
+            if taken := search.take():
                 return search, *taken
         return None
 
