@@ -18,9 +18,9 @@ from ..method.tuner_layer import HoulsbyTunerLayer
 from .stack import Choice, LinearOfRows
 
 
-def saves_starts(hidden: torch.Tensor) -> bool:
-    """Return whether few operations are better than few copies of weights."""
-    return hidden.device.type != "cpu"
+def saves_starts(device: torch.device) -> bool:
+    """Return whether few operations are better on a device than few copies of weights."""
+    return device.type != "cpu"
 
 
 def head_key(head: nn.Module) -> tuple[object, ...] | None:

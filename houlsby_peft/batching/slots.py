@@ -92,6 +92,25 @@ class Slots:
         self.numbers = {name: number for number, name in enumerate(self.numbers)}
         self._set_views()
 
+    def run(
+        self, layer: Any, choice: Any, hidden: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply to each row the bottleneck or norm that its adapter has at a layer.
+
+        Args:
+            layer: The layer.
+            choice: The slot of each row.
+            hidden: Hidden states h of the shape `(rows, ..., width)`.
+            residual: The residual input x, of the same shape, if it has entered.
+        """
+        stack = self.stacks[layer]
+        if not isinstance(stack.module, Bottleneck):
+            return stack.run_norm(hidden, choice)
+        read = hidden
+        if layer.skip is not None and stack.module.kind != "houlsby":
+            read = layer.skip.read(stack.module.kind, hidden, residual)
+        return stack.run_bottleneck(hidden, read, choice)
+
     def close(self) -> None:
         """Take the slots off their layers."""
         self._of_model.remove(self)

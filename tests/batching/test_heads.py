@@ -48,7 +48,7 @@ def test_each_row_gets_its_own_head(build, dtype, monkeypatch):
     ids = torch.randint(2, 90, (len(NAMES) + 1, 5))
     with torch.no_grad():
         in_turn = model(input_ids=ids, adapter_names=[*NAMES, "__base__"]).logits
-        monkeypatch.setattr("houlsby_peft.batching.batch.saves_starts", lambda hidden: True)
+        monkeypatch.setattr("houlsby_peft.batching.batch.saves_starts", lambda device: True)
         together = model(input_ids=ids, adapter_names=[*NAMES, "__base__"]).logits
     assert in_turn.dtype == together.dtype
     torch.testing.assert_close(together, in_turn, atol=1e-2, rtol=1e-2)
