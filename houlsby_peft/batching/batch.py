@@ -22,8 +22,8 @@ from .fan_out import FanOut
 from .heads import head_key, head_of_rows, saves_starts
 from .parts import (
     Part,
+    common_source,
     first_tensor,
-    has_any,
     index_of,
     join,
     run_adapter,
@@ -47,7 +47,7 @@ class MixedBatch:
         self.names = tuple(names)
         # What repeats the texts, if they have several adapters each.
         self.fan_out = fan_out
-        # Whether an adapter has run, so that rows of one text may differ.
+        # Whether unlike adapters have run, so that rows of one text may differ.
         self.is_changed = False
         self.only_name = self.names[0] if len(set(self.names)) == 1 else None
         # Where the rows are in each layer's hidden states; None if nothing is known of the model.
@@ -84,8 +84,10 @@ class MixedBatch:
             if inputs is None or not _is_held(layer, self.only_name):
                 return run_adapter(layer, self.only_name, args, kwargs)
             names: tuple[str, ...] = (self.only_name,) * len(inputs)
-        elif inputs is None or not has_any(layer, self.names):
+        elif inputs is None:
             return run_adapter(layer, BASE, args, kwargs)
+        elif (source := common_source(layer, self.names)) is not None:
+            return run_adapter(layer, source, args, kwargs)
         else:
             names = self._names_of_indices(layer, inputs)
         self.is_changed = True
