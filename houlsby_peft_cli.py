@@ -254,6 +254,10 @@ def _add_sharing(add: _Add) -> None:
     push.add_argument(
         "--private", action="store_true", default=None, help="create a private repository"
     )
+    push.add_argument(
+        "--beneath",
+        help="the name on the Hub of the adapter beneath a ladder, if the ladder records a folder",
+    )
 
     card = add("card", "write the card (README.md) into the folder of a saved adapter")
     card.add_argument("folder", type=Path, help="folder of the adapter")

@@ -40,7 +40,8 @@ from .tables import (
 def push(options: argparse.Namespace) -> None:
     """Push a saved adapter with its card, and print the address of the commit."""
     card_options = _card_options(options)
-    print(push_to_hub(options.folder, options.repo_id, private=options.private, **card_options))
+    card_options |= {"beneath": options.beneath, "private": options.private}
+    print(push_to_hub(options.folder, options.repo_id, **card_options))
 
 
 def card(options: argparse.Namespace) -> None:

@@ -38,6 +38,7 @@ HEADS_OF_PEFT = {
 }
 # These options change neither an adapter's bottlenecks and norms nor what they compute.
 _WITHOUT_SHAPE = {
+    "beneath",
     "dropout",
     "id2label",
     "init_std",
@@ -103,6 +104,10 @@ class HoulsbyConfig(PeftConfig):
             encoder, which `layers_to_transform` lets read some layers only. The encoder itself
             computes the same for all such adapters, and needs no backward pass. The norm after its
             last layer is trained, if there is one in the layer. See `Ladder`.
+        beneath: For a ladder: the folder, or name on the Hub, of a saved adapter of kind "houlsby"
+            that lies beneath it. The adapter is frozen, and active whenever the ladder is. A new
+            ladder's norm, and pooler if it trains one, begin as this adapter's. The file records
+            its name, commit and fingerprint, not its weights. None: the base model alone.
         scaling: Factor on the branch: a number, "learned" for a trained one, or "channel" for a
             trained one per channel. He et al. 2022 use 4 with parallel adapters.
         extension: An extension that section 3.6 of the paper tried and found not to help. "norm": a
@@ -150,6 +155,7 @@ class HoulsbyConfig(PeftConfig):
     modules_to_save: list[str] | None = None
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
     kind: Literal["houlsby", "pfeiffer", "parallel", "ladder"] = "houlsby"
+    beneath: str | None = None
     scaling: float | int | Literal["learned", "channel"] = 1.0
     extension: Literal["norm", "deep", "gated"] | None = None
     invertible: Literal["nice"] | None = None
@@ -172,6 +178,8 @@ class HoulsbyConfig(PeftConfig):
         super().__post_init__()
         self.peft_type = houlsby_peft_type()
         self.saved: SavedState | None = None
+        # The adapter beneath a ladder, opened with a token before it is added to a model.
+        self.opened_beneath: Any = None
         # Of the base model, for the card.
         self.tags: Sequence[str] = ()
         for name in OPTIONS:
@@ -346,6 +354,10 @@ _RULES: dict[str, tuple[Callable[[HoulsbyConfig], object], str]] = {
     "modules_to_save": (
         lambda config: config.modules_to_save != [] or config.task_type not in HEADS_OF_PEFT,
         "not empty with task_type={task_type}, whose head PEFT always trains: leave task_type out",
+    ),
+    "beneath": (
+        lambda config: config.beneath is None or config.kind == "ladder",
+        "None with kind={kind!r}, because only a ladder has an adapter beneath it",
     ),
     "scaling": (
         lambda config: isinstance(config.scaling, str) or 0 < abs(config.scaling) < 1e6,

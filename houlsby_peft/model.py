@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from torch import nn
 
 from .batching.batch import MixedBatch, hook_other_wrappers, run_mixed_batch
 from .batching.rows import RowFinder
+from .beneath import add_beneath, describe, open_beneath, release_beneath, start_heads
 from .config import HoulsbyConfig
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
@@ -104,14 +105,19 @@ class HoulsbyModel(BaseTuner):
         config.leave_out_heads_of_peft()
         self._state = state_of(model)
         self._before = Snapshot(model, adapter_name, self._state.records)
+        beneath = open_beneath(config)
         self._plan = plan = Plan(model, config)
         plan.check(adapter_name)
         record = plan.new_record(adapter_name)
+        record.beneath = beneath and describe(beneath)
         if adapter_name in self._state.records:
             self._delete_earlier(adapter_name)
         self._state.records[adapter_name] = record
         self._rows: RowFinder | None = None  # of the model as it was before
         with self.adding(adapter_name):
+            if beneath is not None:
+                add_beneath(self, beneath, record.beneath_name)
+                self._plan = plan
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
             is_active = adapter_name in self.active_adapters
             add_heads(model, plan.heads, adapter_name, is_active, self._state)
@@ -119,8 +125,15 @@ class HoulsbyModel(BaseTuner):
                 super().inject_adapter(
                     model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage
                 )
-            self._add_couplings(plan, adapter_name, low_cpu_mem_usage)
+            # PEFT does not look for couplings: it would warn of tied embeddings, whose weights stay
+            # as they are. The owner first: some models, such as XLM-R's, hold the output embedding
+            # before it.
+            couplings = sorted(plan.couplings, key=lambda key: plan.owners[key] != key)
+            with torch.device("meta") if low_cpu_mem_usage else nullcontext():
+                self.add_parts(plan, adapter_name, couplings)
             self._train_heads(plan, adapter_name)
+            if beneath is not None:
+                start_heads(plan, adapter_name, beneath)
         hook_other_wrappers(model, self._state.batches)
         hold_batch_norms(model)
         hook_loss(model, self._state)
@@ -135,19 +148,12 @@ class HoulsbyModel(BaseTuner):
                 head: Any = self.model.get_submodule(name)
                 head.modules_to_save[adapter_name].requires_grad_(trains)
 
-    def _add_couplings(self, plan: Plan, adapter_name: str, low_cpu_mem_usage: bool) -> None:
-        """Add the invertible module and its inverse.
-
-        PEFT does not look for them: it would warn of tied embeddings, whose weights stay as they
-        are.
-        """
-        if not plan.couplings:
-            return
+    def add_parts(self, plan: Plan, adapter_name: str, places: Iterable[str]) -> None:
+        """Add what an adapter has at some places of its plan. The other weights train as before."""
+        self._plan = plan
         training = [(weight, weight.requires_grad) for weight in self.model.parameters()]
-        # The owner first: some models, such as XLM-R's, hold the output embedding before it.
-        with torch.device("meta") if low_cpu_mem_usage else nullcontext():
-            for key in sorted(plan.couplings, key=lambda key: plan.owners[key] != key):
-                self._create_and_replace(plan.config, adapter_name, *self._locate(key), key)
+        for key in places:
+            self._create_and_replace(plan.config, adapter_name, *self._locate(key), key)
         # `set_adapter` of a layer also changes which weights train.
         for weight, requires_grad in training:
             weight.requires_grad_(requires_grad)
@@ -188,13 +194,19 @@ class HoulsbyModel(BaseTuner):
 
     def _take_back(self, adapter_name: str) -> None:
         """Remove the last added adapter, and undo all that it has changed."""
-        self.delete_adapter(adapter_name)
+        super().delete_adapter(adapter_name)
         self._before.restore(self.model)
+        release_beneath(self.model)
         if not self.peft_config:
             release_batch_norms(self.model)
             release_masks(self.model)
             unhook_loss(self.model)
             vars(self.model).pop("peft_config", None)
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter, and the one beneath it if no other ladder is on it."""
+        super().delete_adapter(adapter_name)
+        release_beneath(self.model)
 
     def unload(self) -> nn.Module:
         """Restore the base model bit for bit, and return it."""
@@ -341,6 +353,8 @@ class HoulsbyModel(BaseTuner):
                 differences.append("labels")
             if in_file.problem_type not in (None, record.problem_type):
                 differences.append("problem_type")
+            if in_file.beneath_name != record.beneath_name:
+                differences.append("beneath")
         if differences:
             raise AdapterError(
                 f"The model's adapter {adapter_name!r} differs from the saved one in "
@@ -393,6 +407,8 @@ class HoulsbyModel(BaseTuner):
         weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
             model, config, adapter_name, *args, **kwargs
         )
+        own = _weights_of(adapter_name)  # and not those of adapters beneath ladders
+        weights = {key: weight for key, weight in weights.items() if own.search(key)}
         check_at_hand(weights)
         records = state_of(model).records
         record = records[adapter_name]
@@ -425,8 +441,7 @@ class HoulsbyModel(BaseTuner):
         state_dict: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         """Name the weights of a file as in this model, and refuse those that do not fit."""
-        name = re.escape(adapter_name)
-        own = re.compile(rf"\.(?:{PREFIX}(?:adapter|ladder|norm)|modules_to_save)\.{name}\.")
+        own = _weights_of(adapter_name)
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
         # By the names that the file of an adapter trained in this model would have.
         in_model = {}
@@ -485,6 +500,12 @@ class HoulsbyModel(BaseTuner):
 
 def _base(model: nn.Module) -> nn.Module:
     return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _weights_of(adapter_name: str) -> re.Pattern[str]:
+    """Return what is in the names that an adapter's weights have in a model, and in no others."""
+    name = re.escape(adapter_name)
+    return re.compile(rf"\.(?:{PREFIX}(?:adapter|ladder|norm)|modules_to_save)\.{name}\.")
 
 
 @contextmanager

@@ -11,8 +11,8 @@ r"""Train a Houlsby adapter, or a method it is compared with, on a task of GLUE 
 
 With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read, with the splits
 and the columns of the Hub's nyu-mll/glue, and for --predict test.parquet; .csv, .tsv and .jsonl
-also work. {task} in --output_dir, --model_name, --evaluate, --init_adapter and --hub_model_id
-stands for the task's name.
+also work. {task} in --output_dir, --model_name, --evaluate, --init_adapter, --beneath and
+--hub_model_id stands for the task's name.
 
 The training is `train` in tasks/task.py.
 """

@@ -30,7 +30,7 @@ FLOORS = (
     ("saved",),
     ("placement", "batching"),
     ("derive", "training"),
-    ("undo", "model"),
+    ("undo", "beneath", "model"),
     ("predict",),
     ("service", "hub", "export"),
     ("adapterhub",),

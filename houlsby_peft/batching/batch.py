@@ -20,8 +20,8 @@ from .fan_out import FanOut
 from .heads import head_key, head_of_rows, saves_starts
 from .parts import (
     Part,
+    common_source,
     first_tensor,
-    has_any,
     join,
     only_name_of,
     run_adapter,
@@ -45,7 +45,7 @@ class MixedBatch:
         self.names = tuple(names)
         # What repeats the texts, if they have several adapters each.
         self.fan_out = fan_out
-        # Whether an adapter has run, so that rows of one text may differ.
+        # Whether unlike adapters have run, so that rows of one text may differ.
         self.is_changed = False
         self.only_name = only_name_of(self.names)
         # Where the rows are in each layer's hidden states; None if nothing is known of the model.
@@ -78,13 +78,16 @@ class MixedBatch:
         if self.only_name is not None and not (is_tuned and layer.is_in_slots(self.only_name)):
             return run_adapter(layer, self.only_name, args, kwargs)
         inputs = first_tensor((*args, *kwargs.values()))
-        if inputs is None or not has_any(layer, self.names):
+        if inputs is None:
             return run_adapter(layer, BASE, args, kwargs)
-        self.is_changed = True
         if self.only_name is not None:
             names: tuple[str, ...] = (self.only_name,) * len(inputs)
         else:
+            source = common_source(layer, self.names)
+            if source is not None:
+                return run_adapter(layer, source, args, kwargs)
             names = self._names_of_indices(layer, inputs)
+        self.is_changed = True
         parts = self._parts_of(layer, names, inputs.device)
         outputs = [self._run_part(part, layer, args, kwargs, len(names)) for part in parts]
         return join(layer, outputs, parts)

@@ -7,8 +7,8 @@ pairs of a text is narrowed to one row per text, and its output is repeated. Whe
 told of a layer, it runs on all rows, to the same result; so do all layers of a model that
 `torch.compile` has compiled.
 
-Ladders change nothing below the end of the encoder. If all adapters are ladders, every layer runs
-once per text, and the last one in parts.
+Ladders change nothing below the end of the encoder. If all adapters are ladders on one adapter
+beneath them, or on none, every layer runs once per text, and the last one in parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers import Cache
 from ..heads.head import HoulsbyHead
 from ..method.layer import HoulsbyLayer
 from ..method.tuner_layer import Batch, HoulsbyTunerLayer, batch_of
-from .parts import has_any, select_rows
+from .parts import common_source, select_rows
 
 
 # What holds the output of inner modules, which would have one row per text.
@@ -34,7 +34,7 @@ _COLLECTED = ("output_attentions", "output_hidden_states", "output_router_logits
 
 
 class _BatchOfPairs(Batch, Protocol):
-    """A batch that knows whether an adapter has run, so that the pairs of a text may differ."""
+    """A batch that knows whether unlike adapters have run: the pairs of a text may then differ."""
 
     is_changed: bool
 
@@ -216,8 +216,8 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor | None]:
 
 
 def _find_unchanged_layers(model: nn.Module, names: set[str]) -> Iterator[nn.Module]:
-    """Yield the modules in lists of layers, such as an encoder's, inside which none of these
-    adapters is.
+    """Yield the modules in lists of layers, such as an encoder's, which compute the same for all of
+    these adapters.
     """
     for child in _children(model):
         if isinstance(model, nn.ModuleList) and not _is_changed(child, names):
@@ -246,7 +246,7 @@ def _find_ends(module: nn.Module, names: set[str]) -> Iterator[nn.Module]:
 
 
 def _find_unchanged_parts(modules: Iterable[nn.Module], names: set[str]) -> Iterator[nn.Module]:
-    """Yield the largest parts of modules inside which none of these adapters is."""
+    """Yield the largest parts of modules which compute the same for all of these adapters."""
     for module in modules:
         if not _is_changed(module, names):
             yield module
@@ -256,7 +256,9 @@ def _find_unchanged_parts(modules: Iterable[nn.Module], names: set[str]) -> Iter
 
 def _is_changed(layer: nn.Module, names: set[str]) -> bool:
     for module in layer.modules():
+        if isinstance(module, HoulsbyLayer) and not names.isdisjoint(module.houlsby_ladder):
+            return True
         is_tuned = isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
-        if is_tuned and has_any(module, names):
+        if is_tuned and common_source(module, names) is None:
             return True
     return False

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.utils.generic import ModelOutput
 
 from ..heads.head import HoulsbyHead
-from ..method.tuner_layer import HoulsbyTunerLayer
+from ..method.tuner_layer import BASE, HoulsbyTunerLayer
 from .slots import Slots
 from .stack import Choice
 
@@ -105,13 +105,21 @@ def run_adapter(
     return layer.original_module(*args, **kwargs)
 
 
-def has_any(layer: Any, names: Iterable[str]) -> bool:
-    """Return whether one of these adapters is at a tuner layer, a head or a wrapper of PEFT's."""
-    if isinstance(layer, HoulsbyTunerLayer):
-        return any(map(layer.has, names))
-    if isinstance(layer, HoulsbyHead):
-        return any(name in layer.modules_to_save for name in names)
-    return not layer._get_available_adapters().isdisjoint(names)
+def common_source(layer: Any, names: Iterable[str]) -> str | None:
+    """Return the adapter, or `BASE`, as which a tuner layer, a head or a wrapper of PEFT's runs for
+    each of these adapters; None if they differ.
+    """
+    if not isinstance(layer, HoulsbyTunerLayer):
+        is_head = isinstance(layer, HoulsbyHead)
+        present = layer.modules_to_save if is_head else layer._get_available_adapters()
+        return None if any(name in present for name in names) else BASE
+    common = None
+    for name in names:
+        source = layer.source(name)
+        if common not in (None, source):
+            return None
+        common = source
+    return common or BASE
 
 
 def select_rows(value: Any, index: torch.Tensor | slice | None, rows: int) -> Any:

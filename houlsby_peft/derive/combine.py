@@ -64,6 +64,8 @@ def _find_difference(tuner: Any, one: str, two: str) -> str | None:
         if shape != other_shape:
             return f"{key} has the shapes {shape} and {other_shape}"
     record, other_record = tuner.records[one], tuner.records[two]
+    if record.beneath_name != other_record.beneath_name:
+        return "other adapters lie beneath them"
     labels, other_labels = record.id2label or {}, other_record.id2label or {}
     if record.heads and _is_reordered(labels, other_labels):
         return f"the classes are {labels} and {other_labels}"

@@ -346,6 +346,7 @@ def adapter_facts(saved: SavedAdapter, total: int | None = None) -> list[tuple[s
     size = saved.weights_file.stat().st_size
     facts = [
         ("options", f"HoulsbyConfig({', '.join(options)})"),
+        ("adapter beneath", _describe_beneath(saved)),
         ("bottlenecks", str(len(bottlenecks) or "")),
         ("trained parameters", f"{trained:,} ({by_kind})"),
     ]
@@ -357,6 +358,15 @@ def adapter_facts(saved: SavedAdapter, total: int | None = None) -> list[tuple[s
         facts.append(("file", f"{size / 1e3:.1f} kB"))
     facts.append(("classes", ", ".join((saved.record.id2label or {}).values())))
     return facts
+
+
+def _describe_beneath(saved: SavedAdapter) -> str:
+    """Return what the page says of the adapter that a ladder needs beneath it."""
+    name, recorded = saved.config.beneath, saved.record.beneath or {}
+    if name is None:
+        return ""
+    commit = f" at commit {recorded['commit']}" if "commit" in recorded else ""
+    return f"{name}{commit}, which is loaded with it"
 
 
 def base_model_facts(record: AdapterRecord, revision: str | None) -> list[tuple[str, str]]:

@@ -27,14 +27,15 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedTokenizerBase
 
+from ..beneath import describe, open_beneath
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..predict.load import load_saved
 from ..predict.questions import Input
 from ..saved.adapter import SavedAdapter
-from ..saved.downloads import explain_hub_errors
+from ..saved.downloads import explain_hub_errors, find_repo
 from ..saved.tokenizer_files import TOKENIZER_FILES
-from .card import CARD_FILE, find_base_on_hub, keep_written, make_card, read_card
+from .card import CARD_FILE, find_base_on_hub, is_repo_id, keep_written, make_card, read_card
 from .results import Results, read_report
 
 
@@ -48,6 +49,7 @@ def push_to_hub(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     base_model: str | None = None,
+    beneath: str | None = None,
     results: Results | None = None,
     example: Input | Sequence[Input] | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -68,6 +70,8 @@ def push_to_hub(
         tokenizer: Tokenizer to upload with the adapter of a model. Default: none; `load` uses the
             base model's.
         base_model: The base model's name on the Hub; needed if it was loaded from a folder.
+        beneath: The name on the Hub of the adapter beneath a ladder; needed if it was loaded from a
+            folder. It is pushed first.
         results: For the card: `results.json` of a run, or of one run per seed, as files or
             mappings.
         example: For the card: an input or a list of inputs. The card shows the predictions of the
@@ -82,7 +86,8 @@ def push_to_hub(
         The URL of the commit.
 
     Raises:
-        AdapterError: The adapter is not usable, or its base model is not on the Hub.
+        AdapterError: The adapter is not usable, or its base model, or the adapter beneath it, is
+            not on the Hub.
         HubError: The Hub refuses the push or cannot be reached, or the adapter of a model is not
             pushed for another reason; it is then saved in a folder that the message names. No file
             is uploaded then.
@@ -97,6 +102,7 @@ def push_to_hub(
         saved = SavedAdapter.open(folder)
         saved.weights  # checked before anything is uploaded  # noqa: B018
         base, revision = find_base_on_hub(saved.config, base_model)
+        _name_beneath(saved, beneath, token)
         report = read_report(saved.folder, results)
         answer = None if example is None else predict_example(saved, example, base_model, token)
         card = make_card(
@@ -125,7 +131,9 @@ def push_to_hub(
     return url
 
 
-def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str] | None:
+def plan_push(
+    training: TrainingArguments, base_model: str, beneath: str | None = None
+) -> Callable[..., str] | None:
     """Take `--push_to_hub`, `--hub_model_id`, `--hub_private_repo` and `--hub_token` over from the
     Trainer.
 
@@ -136,6 +144,7 @@ def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str
         training: The arguments; `push_to_hub` is set to False.
         base_model: The base model's name on the Hub, or a folder that `houlsby_peft.load` finds on
             other machines.
+        beneath: The name on the Hub of the adapter beneath a ladder.
 
     Returns:
         None if nothing is to be pushed. Otherwise `push_to_hub` with `repo_id`, `base_model`,
@@ -143,13 +152,16 @@ def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str
         adapter, and any `results` and `example`.
 
     Raises:
-        AdapterError: The base model is a folder, which others do not have.
+        AdapterError: The base model, or the adapter beneath a ladder, is a folder, which others do
+            not have.
         HubError: The name or the token is invalid, or the Hub cannot be reached.
     """
     if not training.push_to_hub:
         return None
     training.push_to_hub = False
     base, _ = find_base_on_hub(HoulsbyConfig(base_model_name_or_path=base_model))
+    if beneath is not None:
+        _check_beneath(beneath)
     name = training.hub_model_id or Path(training.output_dir or os.curdir).resolve().name
     if training.process_index == 0:
         name = check_access(name, training.hub_token)
@@ -175,6 +187,30 @@ def check_access(repo_id: str, token: str | None = None) -> str:
     if "/" in repo_id:
         return repo_id
     return f"{user['name']}/{repo_id}"
+
+
+def _name_beneath(saved: SavedAdapter, name: str | None, token: str | None) -> None:
+    """Let a ladder that is pushed name the adapter beneath it as others find it: on the Hub, at the
+    commit that holds the one that it was trained on.
+    """
+    config, recorded = saved.config, saved.record.beneath
+    if config.beneath is None or recorded is None:
+        return
+    repo = find_repo(config.beneath)
+    config.beneath = name or (repo[0] if repo else config.beneath)
+    _check_beneath(config.beneath)
+    if name is not None:
+        recorded.pop("commit", None)
+    opened = open_beneath(config, token)
+    saved.record.beneath = opened and describe(opened)
+
+
+def _check_beneath(name: str) -> None:
+    if not is_repo_id(name) or Path(name).is_dir():
+        raise AdapterError(
+            "The adapter beneath a ladder must be on the Hub so that others can find it; got the "
+            f"folder {name!r}. Push it first, and give its name on the Hub as beneath."
+        )
 
 
 def predict_example(
@@ -214,9 +250,12 @@ def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
 def _files_to_upload(
     saved: SavedAdapter, base_model: str, revision: str | None
 ) -> dict[str, Path | bytes]:
-    """Return the adapter's files by name. The configuration names the base model on the Hub."""
+    """Return the adapter's files by name. The configuration names what it needs on the Hub."""
     fields = json.loads((saved.folder / CONFIG_NAME).read_text(encoding="utf-8"))
     fields |= {"base_model_name_or_path": base_model, "revision": revision}
+    if saved.config.beneath is not None:
+        fields["beneath"] = saved.config.beneath
+        fields["recorded"]["beneath"] = saved.record.beneath
     names = [SAFETENSORS_WEIGHTS_NAME]
     if saved.own_tokenizer:
         names += TOKENIZER_FILES

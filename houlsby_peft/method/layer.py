@@ -11,7 +11,7 @@ from ..kernels import door
 from .ladder import Ladder, Rungs, add_branches
 from .modules import cast, copy_of, hidden_states_of
 from .residual import SkipConnection
-from .tuner_layer import HoulsbyTunerLayer, ModelState, batch_of
+from .tuner_layer import BASE, HoulsbyTunerLayer, ModelState, batch_of
 
 
 class HoulsbyLayer(HoulsbyTunerLayer):
@@ -69,7 +69,10 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         self.houlsby_owner[adapter_name] = owner
 
     def bottleneck(self, adapter_name: str) -> Any:
-        """Return the bottleneck that an adapter applies here, owned or shared; None without one."""
+        """Return the bottleneck that an adapter applies here, owned, shared or that of the adapter
+        beneath it; None without one.
+        """
+        adapter_name = self.source(adapter_name)
         owner = self.houlsby_owner.get(adapter_name, self)
         if adapter_name not in owner.houlsby_adapter:
             return None
@@ -150,7 +153,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         return hidden
 
     def has(self, adapter_name: str) -> bool:
-        """Return whether an adapter is here, also with a bottleneck that another layer owns."""
+        """Return whether an adapter has a bottleneck here, or uses one that another layer owns."""
         return super().has(adapter_name) or adapter_name in self.houlsby_owner
 
     def _get_available_adapters(self) -> set[str]:
@@ -171,14 +174,15 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         self.houlsby_norm = nn.ModuleDict()
 
     def update_layer(self, adapter_name: str) -> None:
-        """Give an adapter a copy of the base model's norm."""
-        self.houlsby_norm[adapter_name] = copy_of(self.base_layer)
+        """Give an adapter a copy of the norm that it would use without one."""
+        self.houlsby_norm[adapter_name] = copy_of(self.norm(adapter_name))
 
     def norm(self, adapter_name: str) -> nn.Module:
-        """Return the norm that an adapter uses here: its copy or, without one, the base model's."""
-        if adapter_name in self.houlsby_norm:
-            return self.houlsby_norm[adapter_name]
-        return self.base_layer
+        """Return the norm that an adapter uses here: its copy or, without one, that of the adapter
+        beneath it or the base model's.
+        """
+        source = self.source(adapter_name)
+        return self.houlsby_norm[source] if source in self.houlsby_norm else self.base_layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Normalize hidden states `(..., d)` by the active adapter's norm, or the rows' norms."""
@@ -189,7 +193,7 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         if batch is not None:
             return batch.apply(self, args, kwargs)
         for name in reversed(self.active_adapters):
-            if name in self.houlsby_norm:
+            if self.source(name) != BASE:
                 return self.run_adapter(name, *args, **kwargs)
         return self.base_layer(*args, **kwargs)
 

@@ -176,11 +176,24 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         return any(adapter_name in slots.numbers for slots in self.slots)
 
     def has(self, adapter_name: str) -> bool:
-        """Return whether an adapter is here, in the same time however many others are."""
-        for name in self.adapter_layer_names:
-            if adapter_name in getattr(self, name):
-                return True
+        """Return whether an adapter has a bottleneck or norm here, in the same time however many
+        others have one.
+        """
+        parts, *_ = self.adapter_layer_names
+        if adapter_name in getattr(self, parts):
+            return True
         return bool(self.slots) and self.is_in_slots(adapter_name)
+
+    def source(self, adapter_name: str) -> str:
+        """Return the adapter whose bottleneck or norm an adapter uses here: itself, the one beneath
+        it, or `BASE` for none.
+        """
+        if self.has(adapter_name):
+            return adapter_name
+        record = self.state.records.get(adapter_name)
+        if record is not None and record.beneath is not None and self.has(record.beneath_name):
+            return record.beneath_name
+        return BASE
 
     def _get_available_adapters(self) -> set[str]:
         adapters: set[str] = super()._get_available_adapters()

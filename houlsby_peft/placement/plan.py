@@ -202,12 +202,18 @@ class Plan:
         saved = self.config.loaded
         if saved is None or not self.is_recorded:
             return AdapterRecord(base=self.base, **facts, **label_facts(self.config, model))
+        self.report_other_base(adapter_name)
         record = saved.record
-        if differences := compare_fingerprints(record.base, self.base):
-            name = getattr(model, "name_or_path", None) or type(model).__name__
-            report_other_base(self.config.base_model_name_or_path, name, differences, adapter_name)
         facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
         return replace(record, **facts)
+
+    def report_other_base(self, adapter_name: str) -> None:
+        """Report a saved adapter that was trained on another base model than this one."""
+        recorded = self.config.loaded.record.base if self.config.loaded else None
+        if differences := compare_fingerprints(recorded, self.base):
+            model = self.view.model
+            name = getattr(model, "name_or_path", None) or type(model).__name__
+            report_other_base(self.config.base_model_name_or_path, name, differences, adapter_name)
 
     def _find_problem_of_adapter_name(self, adapter_name: str) -> str | None:
         """Return why the model cannot have an adapter of this name; None if it can."""

@@ -133,10 +133,9 @@ def _can_hold_part(layer: Any, name: str) -> bool:
     if isinstance(layer, HoulsbyLayerNorm):
         norm = layer.norm(name)
         return isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and multiplies_last(norm)
-    if type(layer) is not HoulsbyLayer:
+    if type(layer) is not HoulsbyLayer or name in layer.houlsby_ladder:
         return False
-    bottleneck = layer.bottleneck(name)  # None for a ladder
-    return bottleneck is not None and stacking_key(bottleneck) is not None
+    return stacking_key(layer.bottleneck(name)) is not None
 
 
 def _part(layer: Any, name: str) -> Any:

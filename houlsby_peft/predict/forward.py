@@ -73,9 +73,11 @@ def _key(row: Row) -> tuple[object, ...]:
         key.append(("length", len(inputs["input_ids"])))
     if not reader.can_pad:
         key.append(_text_of(row))
-    # With ladders alone, the whole encoder runs once per text. What is held in slots is no ladder.
+    # For ladders on one adapter, or on none, the whole encoder runs once per text. What is held in
+    # slots is no ladder.
     config: Any = reader.model.peft_config.get(reader.name)
     key.append(config is not None and config.kind == "ladder")
+    key.append(reader.record.beneath and reader.record.beneath_name)
     return tuple(key)
 
 

@@ -162,10 +162,9 @@ class Graphs:
         for layer in self._module.modules():
             if isinstance(layer, HoulsbyTunerLayer) and layer.disable_adapters:
                 return None
-            if weights is None and isinstance(layer, HoulsbyLayer):
-                bottleneck = layer.bottleneck(batch.only_name)  # None for a ladder
-                if bottleneck is not None:
-                    weights = bottleneck.down_proj.weight
+            # What lies beneath a ladder is not the ladder's: a graph would tell it nothing.
+            if weights is None and isinstance(layer, HoulsbyLayer) and layer.has(batch.only_name):
+                weights = layer.bottleneck(batch.only_name).down_proj.weight
         return weights
 
     def _compute_for(self, batch: MixedBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -26,6 +26,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..batching.slots import Slots
+from ..beneath import open_beneath
 from ..heads.tasks import TaskKind, task_kind_of_class
 from ..saved.adapter import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..undo import take_modules
@@ -88,12 +89,13 @@ class BankTask:
         self.files: Files | None = None
 
     def open(self, token: str | None) -> SavedAdapter:
-        """Open the adapter, as `SavedAdapter.open` does."""
+        """Open the adapter, as `SavedAdapter.open` does, and the one beneath it."""
         source = self.source.source
         if isinstance(source, SavedAdapter):
             return source
         saved = SavedAdapter.open(source, self.commit or self.source.revision, token)
         self.commit = saved.commit
+        open_beneath(saved.config, token)
         return saved
 
     def list_files(self) -> Files:

@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..beneath import open_beneath
 from ..errors import AdapterError
 from ..heads.tasks import task_kind_of_class
 from ..method.tuner_layer import HoulsbyTunerLayer
@@ -105,6 +106,7 @@ def load_saved(
     tokenizers.
     """
     task = saved.task
+    open_beneath(saved.config, token)
     if beside is not None:
         _check_head(saved, beside)
         base, task = beside.base_model, beside.task

@@ -17,6 +17,8 @@ _MODULE_PARTS = {"module": "key", "projection": "projection", "entry": "entry", 
 # No model has more places, or larger bottlenecks.
 _MOST = 100_000
 _MOST_LAYERS = 1_000
+# What the names of adapters beneath ladders begin with.
+BENEATH = "beneath_"
 # The fields of a record that are not in its part of the file.
 _NOT_SAVED = {"task_type", "has_labels_of_base", "is_problem_type_inferred"}
 
@@ -209,6 +211,8 @@ class AdapterRecord:
             best answer's for no answer to be given. None: there always is an answer.
         thresholds: For several labels per text: the least probability for each class.
         text_columns: For text classification: the names of the columns of texts, two for pairs.
+        beneath: For a ladder on another adapter: "sha256" of this one, and the "commit" that it was
+            downloaded from.
         task_type: PEFT's name for the head's task. The file has it in PEFT's own field.
         has_labels_of_base: Whether the labels are the base model's, which may be renamed until the
             adapter is saved. Not saved.
@@ -226,9 +230,15 @@ class AdapterRecord:
     null_threshold: float | int | None = None
     thresholds: list[float | int] | None = None
     text_columns: list[str] | None = None
+    beneath: dict[str, str] | None = None
     task_type: str | None = None
     has_labels_of_base: bool = False
     is_problem_type_inferred: bool = False
+
+    @property
+    def beneath_name(self) -> str:
+        """The name in a model of the adapter beneath a ladder: the same for the same adapter."""
+        return f"{BENEATH}{(self.beneath or {}).get('sha256', '')[:12]}"
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> AdapterRecord:

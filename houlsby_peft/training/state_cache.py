@@ -28,7 +28,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import AdapterError
 from ..method.modules import base_modules
-from ..saved.record import Place, unfold_places
+from ..saved.record import AdapterRecord, Place, unfold_places
 
 
 _DIGEST = 16  # bytes
@@ -143,7 +143,9 @@ class StateCache:
     def __init__(self, model: PeftModel, folder: str | os.PathLike[str]) -> None:
         whole = cast(PreTrainedModel, model.get_base_model())
         encoder = cast(PreTrainedModel, whole.base_model)
-        place = _find_ladder(model)
+        tuner: Any = model.base_model
+        record: AdapterRecord = tuner.records[model.active_adapter]
+        place = _find_ladder(model, record)
         last = int(place.layer or 0)
         # By the indices of layers: what tells a ladder the input of the layer.
         self._readers = {
@@ -154,7 +156,7 @@ class StateCache:
         self._signature = inspect.signature(encoder.forward)
         weight = next(encoder.parameters())
         dtype = weight.dtype if weight.dtype.itemsize == 2 else torch.float16
-        name = f"{_digest_of_encoder(encoder)}-{'_'.join(map(str, self._kept))}.states"
+        name = f"{_digest_of_encoder(encoder, record)}-{'_'.join(map(str, self._kept))}.states"
         shape = len(self._kept), whole.config.hidden_size
         self.file = StateFile(Path(folder) / name, shape, dtype)
         self.bytes_per_token = self.file.bytes_per_token
@@ -272,10 +274,8 @@ def _autocast_of(device: torch.device) -> bytes:
     return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.").encode()
 
 
-def _find_ladder(model: PeftModel) -> Place:
+def _find_ladder(model: PeftModel, record: AdapterRecord) -> Place:
     """Return the place of a model's ladder, by names inside the encoder."""
-    tuner: Any = model.base_model
-    record = tuner.records[model.active_adapter]
     places = [place for place in unfold_places(record.places or ()) if place.is_ladder]
     embeddings = cast(PreTrainedModel, model.get_base_model()).get_input_embeddings()
     trains_tokens = any(weight.requires_grad for weight in embeddings.parameters())
@@ -287,11 +287,14 @@ def _find_ladder(model: PeftModel) -> Place:
     return places[0]
 
 
-def _digest_of_encoder(encoder: PreTrainedModel) -> str:
+def _digest_of_encoder(encoder: PreTrainedModel, record: AdapterRecord) -> str:
     """Return a digest of what a pass through the encoder reads and does not train: its options,
-    weights and buffers, and the classes and attributes of its modules.
+    weights and buffers, the classes and attributes of its modules, and the adapter beneath the
+    ladder.
     """
     digest = hashlib.blake2b(digest_size=8)
+    if record.beneath is not None:
+        digest.update(record.beneath_name.encode())
     options = encoder.config.to_dict()
     for name in PreTrainedConfig().to_dict():  # labels, names and the like
         options.pop(name, None)

@@ -209,6 +209,11 @@ class AdapterArguments:
         help="What the bottleneck reads: the sub-layer's output, the normalized sum, or its input; "
         "ladder: a network of width r beside the encoder, which reads its hidden states.",
     )
+    beneath: str | None = flag(
+        default=None,
+        help="With --kind ladder: a saved adapter, frozen, on whose hidden states the ladder is "
+        "trained. Loading the ladder needs it as well.",
+    )
     positions: list[str] | None = flag(  # noqa: RUF009
         default=None,
         help="Sub-layers to adapt: attention, feed_forward; default: those of the kind.",
@@ -226,6 +231,7 @@ class AdapterArguments:
 
     def __post_init__(self) -> None:
         check_path("init_adapter", self.init_adapter)
+        check_path("beneath", self.beneath)
         self.config()  # checks the options before anything is loaded
 
     def config(self, **fields: Any) -> HoulsbyConfig:
@@ -237,6 +243,7 @@ class AdapterArguments:
             layers_to_transform=self.layers,
             activation=self.activation,
             kind=self.kind,
+            beneath=self.beneath,
             extension=self.extension,
             positions=self.positions,  # type: ignore[arg-type]  # None: those of the kind
             dropout=self.dropout,

@@ -16,7 +16,15 @@ from run.training_arguments import RecipeTrainingArguments
 
 
 TASK = "{task}"
-MAY_NAME_TASK = ("output_dir", "model_name", "evaluate", "init_adapter", "hub_model_id", "data")
+MAY_NAME_TASK = (
+    "output_dir",
+    "model_name",
+    "evaluate",
+    "init_adapter",
+    "beneath",
+    "hub_model_id",
+    "data",
+)
 
 Defaults = Callable[[Namespace], Mapping[str, Any]]
 

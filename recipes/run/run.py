@@ -71,7 +71,7 @@ FREE_BEGINNINGS = (
 )
 # Arguments that name data, whose content is compared instead where it is known.
 OF_DATA = ("data", "more_data", "data_dir", "validation_file", "test_file")
-OF_FOLDERS = ("model_name", "init_adapter")  # arguments that may name a folder
+OF_FOLDERS = ("model_name", "init_adapter", "beneath")  # arguments that may name a folder
 # What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so
 # far, the data.
 _RESTORED = (

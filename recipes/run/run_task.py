@@ -47,7 +47,7 @@ def run_task(
         return evaluate(kind, load, command, encoder, labels)
 
     # Before anything is trained.
-    push = houlsby_peft.plan_push(training, str(encoder))
+    push = houlsby_peft.plan_push(training, str(encoder), command.adapter.beneath)
     run = on_main(training, lambda: Run(command, files))
     results: dict[str, Any] | None = run.results
     if results is None:

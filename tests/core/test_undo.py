@@ -247,7 +247,7 @@ def test_an_adapter_that_cannot_be_replaced_stays(monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(HoulsbyModel, "_add_couplings", fail)
+    monkeypatch.setattr(HoulsbyModel, "add_parts", fail)
     with pytest.raises(RuntimeError, match="in the middle"):
         get_peft_model(base, HoulsbyConfig(r=3, share_layers=2))
     assert_same(before, state(model))

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 import houlsby_peft
-from houlsby_peft import HoulsbyConfig, TaskBank, TaskSource, plan_push
-from hub_models import BASE, LABELS, TEXTS, make_base
+from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, TaskSource, plan_push
+from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
 from snippets import run_snippets
 
 
@@ -183,6 +183,28 @@ def replace_by_another(name, bases):
     }
 
 
+def push_ladder(common, ladder):
+    """Client: push a ladder before and after the adapter beneath it; return the refusal."""
+    push = houlsby_peft.push_to_hub
+    refusal = ""
+    try:
+        push(ladder, "user/ladder")
+    except AdapterError as error:
+        refusal = str(error)
+    push(common, "user/common", private=True)
+    push(ladder, "user/ladder", beneath="user/common")
+    # Others may change it: ladders keep the commit that they were trained on.
+    HfApi().upload_file(
+        path_or_fileobj=b"{}", path_in_repo="adapter_config.json", repo_id="user/common"
+    )
+    return refusal
+
+
+def load_ladder(token):
+    """Client without a login of its own."""
+    return houlsby_peft.load("user/ladder", token=token).predict(NEW_TEXTS)
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """The folder of a client that most tests share."""
@@ -243,6 +265,28 @@ def test_tasks_of_a_bank_have_their_revisions_until_they_are_reloaded(hub, pushe
     pinned, latest = found["after"]
     assert pinned == found["before"][0]
     assert [one["label"] for one in latest] == [LABELS[i] for i in old.argmin(-1)]
+
+
+def test_a_ladder_names_the_commit_of_the_adapter_beneath_it(hub, pushed, home, tmp_path):
+    base = make_base(tmp_path / "base")
+    common = make_adapter(tmp_path / "common", base)
+    ladder = make_adapter(
+        tmp_path / "ladder", base, seed=2, kind="ladder", beneath=str(common), init_std=1
+    )
+    expected = houlsby_peft.load(ladder, base_model=str(base)).predict(NEW_TEXTS)
+    refusal = hub.call(push_ladder, str(common), str(ladder), home=home)
+    assert "must be on the Hub" in refusal
+    assert "Push it first" in refusal
+    files = hub.store.repos["user/ladder"].head.files
+    fields = json.loads(files["adapter_config.json"])
+    assert fields["beneath"] == "user/common"
+    commit = fields["recorded"]["beneath"]["commit"]
+    assert commit in [one.oid for one in hub.store.repos["user/common"].commits]
+    assert f"user/common at commit {commit}" in files["README.md"].decode()
+    shutil.rmtree(common)
+    found = hub.call(load_ladder, "hf_write", home=tmp_path / "home", token=None)
+    assert [one["label"] for one in found] == [one["label"] for one in expected]
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected])
 
 
 def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):
