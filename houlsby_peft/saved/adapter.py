@@ -32,7 +32,7 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
 from .downloads import explain_hub_errors, find_repo
-from .record import AdapterRecord
+from .record import AdapterRecord, SavedState
 from .weights import check_values, read_json
 
 
@@ -63,7 +63,8 @@ class SavedAdapter:
     Attributes:
         name: What the user gave: the folder, or the name of the repository.
         folder: The folder with the files, which for a repository is in the Hub's cache.
-        config: The configuration, with the adapter's record.
+        config: The configuration.
+        record: What the file records of the adapter.
         shapes: The shapes of the tensors in the weights file, by name.
         own_tokenizer: Whether the adapter was saved with a tokenizer.
     """
@@ -71,6 +72,7 @@ class SavedAdapter:
     name: str
     folder: Path
     config: HoulsbyConfig
+    record: AdapterRecord
     shapes: Mapping[str, torch.Size]
     own_tokenizer: bool
 
@@ -101,7 +103,7 @@ class SavedAdapter:
             if os.path.lexists(path) and not path.is_file():
                 raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")
         try:
-            config = _read_config(folder)
+            config, state = _read_config(folder)
         except Exception as error:  # whatever a damaged file leads the libraries to
             reason = str(error)
             if isinstance(error, OSError) and error.strerror:
@@ -112,7 +114,7 @@ class SavedAdapter:
             raise AdapterError(reason) from error
         _check_tokenizer_files(folder, name)
         has_tokenizer = (folder / TOKENIZER_FILES[0]).is_file()
-        saved = cls(name, folder, config, _shapes_of(config), has_tokenizer)
+        saved = cls(name, folder, config, state.record, state.shapes or {}, has_tokenizer)
         saved._warn_of_missing_tokenizer()
         return saved
 
@@ -129,13 +131,6 @@ class SavedAdapter:
                 "tokenizer is used.",
                 self.name,
             )
-
-    @property
-    def record(self) -> AdapterRecord:
-        """What the file records of the adapter."""
-        if self.config.saved is None:
-            return AdapterRecord()
-        return self.config.saved.record
 
     @property
     def weights_file(self) -> Path:
@@ -230,8 +225,9 @@ def find_files(
                 raise error from None
 
 
-def _read_config(folder: Path) -> HoulsbyConfig:
-    path = folder / CONFIG_NAME
+def _read_config(folder: Path) -> tuple[HoulsbyConfig, SavedState]:
+    """Read the configuration in a folder, and what else the folder's files say of the adapter."""
+    path, weights = folder / CONFIG_NAME, folder / SAFETENSORS_WEIGHTS_NAME
     if not path.is_file():
         raise AdapterError(
             f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. "
@@ -251,9 +247,22 @@ def _read_config(folder: Path) -> HoulsbyConfig:
                 f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}"
             )
     config = HoulsbyConfig.from_pretrained(str(folder))
-    _check_size(config, folder)
-    _check_trained_tokens(config, path)
-    return config
+    state = config.saved or SavedState(AdapterRecord())
+    # Larger bottlenecks than the file would be allocated before they are compared with it.
+    size, largest = weights.stat().st_size, max([config.r, *config.rank_pattern.values()])
+    if largest > size:
+        raise AdapterError(
+            f"{path} asks for bottlenecks of size {shortened(str(largest))}, but all of "
+            f"{weights.name} has {size:,} bytes. {_AGAIN}"
+        )
+    # PEFT would only miss them when it has added the adapter.
+    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in state.shapes or {})
+    if config.trainable_token_indices and not has_tokens:
+        raise AdapterError(
+            f"{path} has trainable_token_indices, but {weights.name} lacks the embeddings of these "
+            f"tokens. {_AGAIN}"
+        )
+    return config, state
 
 
 def _remedy_for(folder: Path) -> str:
@@ -265,36 +274,6 @@ def _remedy_for(folder: Path) -> str:
     if inner:
         return f"Give the folder of an adapter in it, such as {inner[0].parent}."
     return "Check the name."
-
-
-def _shapes_of(config: HoulsbyConfig) -> Mapping[str, torch.Size]:
-    if config.saved is None or config.saved.shapes is None:
-        return {}
-    return config.saved.shapes
-
-
-def _check_size(config: HoulsbyConfig, folder: Path) -> None:
-    """Refuse bottlenecks that are larger than the file, before they are allocated."""
-    weights = folder / SAFETENSORS_WEIGHTS_NAME
-    size = weights.stat().st_size
-    largest = max([config.r, *config.rank_pattern.values()])
-    if largest > size:
-        raise AdapterError(
-            f"{folder / CONFIG_NAME} asks for bottlenecks of size {shortened(str(largest))}, but "
-            f"all of {weights.name} has {size:,} bytes. {_AGAIN}"
-        )
-
-
-def _check_trained_tokens(config: HoulsbyConfig, path: Path) -> None:
-    """Refuse trained tokens that the file lacks, which PEFT would only miss when it has added the
-    adapter.
-    """
-    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in _shapes_of(config))
-    if config.trainable_token_indices and not has_tokens:
-        raise AdapterError(
-            f"{path} has trainable_token_indices, but {SAFETENSORS_WEIGHTS_NAME} lacks the "
-            f"embeddings of these tokens. {_AGAIN}"
-        )
 
 
 def _check_tokenizer_files(folder: Path, name: str) -> None:
