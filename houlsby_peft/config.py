@@ -18,7 +18,6 @@ from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers.activations import ACT2FN
 
 from .errors import shortened
-from .option_values import POSITIONS, count, in_order, plain, refuse_other_names
 from .registration import houlsby_peft_type
 from .saved.fingerprint import check_fingerprint
 from .saved.record import AdapterRecord, SavedState, numbered
@@ -28,6 +27,8 @@ from .saved.weights import read_json, read_shapes
 # The kinds of adapters, which differ in what their branch is computed from; see `residual.py` and
 # `ladder.py`.
 KINDS = ("houlsby", "pfeiffer", "parallel", "ladder")
+# The sub-layers that may get a bottleneck, in their order in a layer.
+POSITIONS = ("attention", "feed_forward", "cross_attention")
 # Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` starts with it nevertheless.
 PAPER_INIT_STD = 1e-2
 # The names of heads that PEFT's model classes add to `modules_to_save`, by task type.
@@ -35,6 +36,23 @@ HEADS_OF_PEFT = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
+}
+# What other methods and libraries call an option, and what to use here.
+_OTHER_NAMES = {
+    "adapter_dropout": "use dropout",
+    "adapter_size": "use r",
+    "bias": "leave it out, as a bottleneck always trains its biases",
+    "bottleneck_dim": "use r",
+    "bottleneck_size": "use r",
+    "layers": "use layers_to_transform",
+    "leave_out": "use layers_to_transform, which names the layers to adapt",
+    "ln_after": "use train_layer_norm",
+    "ln_before": "use train_layer_norm",
+    "lora_alpha": "use scaling, which is the factor itself and not divided by r",
+    "lora_dropout": "use dropout",
+    "non_linearity": "use activation",
+    "rank": "use r",
+    "reduction_factor": "use r, which is the model's width divided by this factor",
 }
 # These options change neither an adapter's bottlenecks and norms nor what they compute.
 _WITHOUT_SHAPE = {
@@ -171,7 +189,9 @@ class HoulsbyConfig(PeftConfig):
     write_card: ClassVar[Callable[[Path, Sequence[str]], None] | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> HoulsbyConfig:
-        refuse_other_names(kwargs)
+        for name in kwargs:
+            if name in _OTHER_NAMES:  # for which Python's own error has no remedy
+                raise TypeError(f"HoulsbyConfig has no option {name!r}: {_OTHER_NAMES[name]}.")
         return super().__new__(cls)
 
     def __post_init__(self, recorded: dict[str, Any] | None) -> None:
@@ -183,9 +203,9 @@ class HoulsbyConfig(PeftConfig):
         # Of the base model, for the card.
         self.tags: Sequence[str] = ()
         for name in OPTIONS:
-            setattr(self, name, plain(getattr(self, name)))
-        self.r, self.share_layers = count(self.r), count(self.share_layers)
-        self.positions = in_order(self.positions, self.kind)
+            setattr(self, name, _plain(getattr(self, name)))
+        self.r, self.share_layers = _count(self.r), _count(self.share_layers)
+        self.positions = _in_order(self.positions, self.kind)
         if self.rank_pattern is None:
             self.rank_pattern = {}
         if isinstance(self.id2label, dict):
@@ -209,15 +229,11 @@ class HoulsbyConfig(PeftConfig):
                 value = shortened(repr(getattr(self, name)))
                 rule = rule.format(kind=self.kind, task_type=self.task_type)
                 raise ValueError(f"HoulsbyConfig.{name} must be {rule}; got {value}.")
-        if self.kind == "ladder":
-            self._check_ladder()
-
-    def _check_ladder(self) -> None:
-        """Refuse what would have no effect, or would change what the ladders of all tasks read."""
-        for name, only in _OF_LADDERS.items():
-            if (value := getattr(self, name)) not in only:
+        # The others would have no effect, or change what the ladders of all tasks read.
+        for name, values in _OF_LADDERS.items() if self.kind == "ladder" else ():
+            if (value := getattr(self, name)) not in values:
                 raise ValueError(
-                    f"HoulsbyConfig.{name} must be {' or '.join(map(repr, only))} with "
+                    f"HoulsbyConfig.{name} must be {' or '.join(map(repr, values))} with "
                     f"kind='ladder', which leaves the encoder as it is; got {value!r}."
                 )
 
@@ -319,6 +335,35 @@ class _NoModules(list[str]):
 
     def extend(self, names: Iterable[str]) -> None:
         pass
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON holds it: of NumPy's numbers and arrays, Python's; of sets, lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value)
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _count(value: Any) -> Any:
+    """Return a whole number of another type, as a search or JSON may give it, as an int."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole else value
+
+
+def _in_order(positions: Any, kind: str) -> Any:
+    """Return positions in their order in a layer; by default, those of the kind's publication."""
+    if positions is None:
+        return ("attention", "feed_forward") if kind == "houlsby" else ("feed_forward",)
+    if not isinstance(positions, (list, tuple)):
+        positions = [positions]
+    unknown = [name for name in positions if name not in POSITIONS]
+    return (*(name for name in POSITIONS if name in positions), *unknown)
 
 
 # By field: whether its value is valid, and what it must be.

@@ -21,7 +21,7 @@ MODULES = {
 # From the ground up. A module stands on the floor of the longest name that it begins with, and
 # imports from its own floor and from those beneath.
 FLOORS = (
-    ("errors", "option_values", "registration", "tables"),
+    ("errors", "registration", "tables"),
     ("saved.record", "saved.weights", "saved.fingerprint"),
     ("config",),
     ("kernels",),

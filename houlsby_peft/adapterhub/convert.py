@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,30 +103,29 @@ def _write_adapter(
 ) -> None:
     """Write an adapter in this package's format, with its card."""
     base = base or published.base_model
-    config, weights = _convert(published, _read_base(base, token))
+    # Without its weights, and without running code.
+    with explain_hub_errors(f"The base model {base}"):
+        base_config = AutoConfig.from_pretrained(
+            find_packaged(base), token=token, trust_remote_code=False
+        )
+    config, weights = _convert(published, base_config)
     config.base_model_name_or_path = base
     save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
     config.save_pretrained(str(folder))
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.")
+    names_of_base = [base, str(published.adapter.fields.get("model_name"))]
+    on_hub = [name for name in names_of_base if is_repo_id(name) and not Path(name).is_dir()]
     card = make_card(
         SavedAdapter.open(folder),
         read_report(folder),
         name if is_repo_id(name) else "adapter",
-        base_model=_find_base_on_hub(base, str(published.adapter.fields.get("model_name"))),
+        base_model=on_hub[0] if on_hub else None,
     )
     text = (
         f"{str(card).rstrip()}\n\n## Origin\n\nConverted from {code(source)}, an adapter in "
         "AdapterHub's format, with `houlsby_peft.convert`.\n"
     )
     (folder / CARD_FILE).write_text(text, encoding="utf-8")
-
-
-def _find_base_on_hub(*names: str) -> str | None:
-    """Return the first of these names that may be a model on the Hub; None if none is."""
-    for name in names:
-        if is_repo_id(name) and not Path(name).is_dir():
-            return name
-    return None
 
 
 def _convert(
@@ -181,16 +179,22 @@ def _check_base(published: Published, base_config: PretrainedConfig) -> None:
 
 
 def _make_target(base_config: PretrainedConfig, head: Head | None) -> Any:
-    """Return an empty model of the class that has the head, or of one for adapters without one."""
+    """Return a model on the meta device, of the class that has the head, or of one for adapters
+    without one.
+    """
+    auto_class = "AutoModel"
     if head is not None:
+        auto_class = head.task.auto_class
         if head.id2label is not None:
             base_config.id2label = head.id2label
             base_config.label2id = {name: number for number, name in head.id2label.items()}
-        return _make_empty(base_config, head.task.auto_class)
-    for auto_class in _WITHOUT_HEAD:
-        if type(base_config) in getattr(transformers, auto_class)._model_mapping:
-            return _make_empty(base_config, auto_class)
-    return _make_empty(base_config, "AutoModel")
+    else:
+        for name in _WITHOUT_HEAD:
+            if type(base_config) in getattr(transformers, name)._model_mapping:
+                auto_class = name
+                break
+    with torch.device("meta"):
+        return getattr(transformers, auto_class).from_config(base_config, trust_remote_code=False)
 
 
 def _collect(
@@ -218,7 +222,8 @@ def _collect(
     if head is not None:
         of_head = {name: shape for name, shape in expected.items() if name not in keys}
         weights |= head_weights(head, model, of_head)
-    check_shapes(expected, _shapes(weights), adapter.file.name)
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    check_shapes(expected, shapes, adapter.file.name)
     return {FILE_PREFIX + name: tensor.contiguous() for name, tensor in weights.items()}
 
 
@@ -243,10 +248,6 @@ def _saved_shapes(plan: Plan) -> dict[str, torch.Size]:
     return shapes
 
 
-def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
-
-
 def _sub_layers(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     """Return the places of bottlenecks at the same sub-layers in all layers of a model."""
     everywhere = replace(
@@ -260,18 +261,3 @@ def _sub_layers(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
         invertible=None,
     )
     return find_places(model, everywhere)
-
-
-def _read_base(name: str, token: str | None) -> PretrainedConfig:
-    """Read the configuration of a base model, without its weights and without running code."""
-    with explain_hub_errors(f"The base model {name}"):
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            find_packaged(name), token=token, trust_remote_code=False
-        )
-        return config
-
-
-def _make_empty(config: PretrainedConfig, auto_class: str) -> Any:
-    """Return a model on the meta device."""
-    with torch.device("meta"):
-        return getattr(transformers, auto_class).from_config(config, trust_remote_code=False)

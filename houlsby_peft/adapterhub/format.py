@@ -152,15 +152,10 @@ def _read_part(folder: Path, names: tuple[str, str, str], allow_pickle: bool) ->
     renamed = {}
     for key, tensor in tensors.items():
         check_values(file.name, key, tensor)
-        renamed[_rename(key)] = tensor
+        for name, todays_name in _RENAMED.items():
+            key = key.replace(f".{name}.", f".{todays_name}.")
+        renamed[key] = tensor
     return Part(fields, renamed, file)
-
-
-def _rename(key: str) -> str:
-    """Return the key of a weight with today's names of containers."""
-    for name, todays_name in _RENAMED.items():
-        key = key.replace(f".{name}.", f".{todays_name}.")
-    return key
 
 
 def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
@@ -184,20 +179,16 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
         ) from None
     tensors = {}
     for key, tensor in content.items():
-        if not _is_plain(tensor) or tensor.numel() * tensor.element_size() > size:
+        is_dense = type(tensor) in (torch.Tensor, torch.nn.Parameter) and (
+            tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
+        )
+        if not is_dense or tensor.numel() * tensor.element_size() > size:
             raise AdapterError(
                 f"{file.name}: {shortened(str(key))!r} is not a plain tensor of at most the file's "
                 "size."
             )
         tensors[key] = tensor.detach().clone(memory_format=torch.contiguous_format)
     return tensors
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a dense tensor in memory, of no class of its own."""
-    is_tensor = type(value) in (torch.Tensor, torch.nn.Parameter)
-    is_dense = is_tensor and value.layout == torch.strided
-    return is_dense and not value.is_meta and not value.is_quantized
 
 
 def _complete_options(adapter: Part) -> dict[str, Any]:

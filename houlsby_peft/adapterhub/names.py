@@ -13,7 +13,7 @@ from ..saved.record import Place, full_name
 
 
 # The library's options for the sub-layers.
-POSITIONS = {
+_POSITIONS = {
     "mh_adapter": "attention",
     "output_adapter": "feed_forward",
     "cross_adapter": "cross_attention",
@@ -29,24 +29,17 @@ _POST_NORM = (
 )  # fmt: skip
 # Where bottlenecks are inside the module that ends a sub-layer. Elsewhere the layer holds them
 # under these names.
-INSIDE = (
-    "bert",
-    "bert-generation",
-    "deberta",
-    "deberta-v2",
-    "electra",
-    "mt5",
-    "roberta",
-    "t5",
+_INSIDE = (
+    "bert", "bert-generation", "deberta", "deberta-v2", "electra", "mt5", "roberta", "t5",
     "xlm-roberta",
-)
-CONTAINERS = {
+)  # fmt: skip
+_CONTAINERS = {
     "attention": "attention_adapters",
     "feed_forward": "output_adapters",
     "cross_attention": "cross_attention_adapters",
 }
 # Weights of a bottleneck: their names here and in the library.
-PARTS = {
+_PARTS = {
     "down_proj.weight": "adapter_down.0.weight",
     "down_proj.bias": "adapter_down.0.bias",
     "up_proj.weight": "adapter_up.weight",
@@ -100,16 +93,9 @@ def check_base_type(model_type: str, kind: str, positions: Collection[str]) -> N
         )
 
 
-def size_of(width: int, factor: float) -> int:
+def _size_of(width: int, factor: float) -> int:
     """Return the bottleneck size that the library makes of a reduction factor."""
     return max(1, int(width // factor))
-
-
-def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
-    """Return the library's number of each layer: the encoder's come first, then the decoder's."""
-    layers = {(place.stack, place.layer) for place in places.values() if place.layer is not None}
-    ordered = sorted(layers, key=lambda layer: ("decoder" in layer[0], layer))
-    return dict(zip(ordered, range(len(ordered)), strict=True))
 
 
 def library_keys(
@@ -130,25 +116,25 @@ def library_keys(
         if part[0] in _COUPLING_PARTS:
             stack = "encoder." if config.is_encoder_decoder else ""
             keys[name] = f"{stack}invertible_adapters.{adapter_name}.{part}"
-        elif part in PARTS:
+        elif part in _PARTS:
             place = places[key]
             layer = f"{place.stack}.{place.layer}".removeprefix(prefix)
-            container = CONTAINERS[place.position]
-            if config.model_type in INSIDE:
+            container = _CONTAINERS[place.position]
+            if config.model_type in _INSIDE:
                 container = place.relative(key).rpartition(".")[0]
-            keys[name] = f"{layer}.{container}.adapters.{adapter_name}.{PARTS[part]}"
+            keys[name] = f"{layer}.{container}.adapters.{adapter_name}.{_PARTS[part]}"
     return keys
 
 
 def own_config(options: Mapping[str, Any], width: int, kind: str) -> dict[str, Any]:
     """Return the fields of `HoulsbyConfig` that do not depend on the base model's layers."""
     return {
-        "r": size_of(width, _usual_factor(options)),
+        "r": _size_of(width, _usual_factor(options)),
         "activation": options["non_linearity"],
         "dropout": float(options["dropout"]),
         "train_layer_norm": False,
         "kind": kind,
-        "positions": tuple(position for name, position in POSITIONS.items() if options[name]),
+        "positions": tuple(position for name, position in _POSITIONS.items() if options[name]),
         "scaling": options["scaling"],
         "invertible": options["inv_adapter"],
         "invertible_reduction_factor": options["inv_adapter_reduction_factor"] or 2.0,
@@ -162,7 +148,10 @@ def layer_config(
     fields: dict[str, Any] = {}
     stacks, left_out = set(), []
     adapted = {}
-    for (stack, index), library_number in library_layers(places).items():
+    layers = {(place.stack, place.layer) for place in places.values() if place.layer is not None}
+    # The library counts the encoder's layers first, then the decoder's.
+    ordered = sorted(layers, key=lambda layer: ("decoder" in layer[0], layer))
+    for library_number, (stack, index) in enumerate(ordered):
         stacks.add(stack)
         if library_number in options["leave_out"]:
             left_out.append(full_name(stack, index))
@@ -178,8 +167,8 @@ def layer_config(
         fields["rank_pattern"] = {}
         for key, place in places.items():
             number = adapted.get((place.stack, place.layer))  # type: ignore[arg-type]
-            size = size_of(width, factors.get(str(number), usual_factor))
-            if number is not None and size != size_of(width, usual_factor):
+            size = _size_of(width, factors.get(str(number), usual_factor))
+            if number is not None and size != _size_of(width, usual_factor):
                 fields["rank_pattern"][key] = size
     return fields
 

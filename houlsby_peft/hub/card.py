@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,11 +140,14 @@ def make_card(
     the card's folder. `push_to_hub` describes the remaining arguments.
     """
     base, revision = find_base(saved.config, base_model)
-    task = find_task(saved)
+    task = None  # of a model that is no task model of transformers
+    with suppress(AdapterError):
+        task = saved.task
     name = repo_id.rpartition("/")[2] if repo_id else report.name
+    likely_id = f"user/{name}" if is_repo_id(f"user/{name}") else "user/adapter"
     page = _TEMPLATES.get_template("adapter_card.md.jinja").render(
         name=name,
-        repo_id=repo_id or _likely_repo_id(name),
+        repo_id=repo_id or likely_id,
         is_named=repo_id is not None,
         base_model=base,
         base=base_model_facts(saved.record, revision),
@@ -158,12 +162,6 @@ def make_card(
     return ModelCard(f"---\n{yaml}\n---\n\n{_BEGIN}\n\n{page.strip()}\n\n{_END}\n")
 
 
-def _likely_repo_id(name: str) -> str:
-    if is_repo_id(f"user/{name}"):
-        return f"user/{name}"
-    return "user/adapter"
-
-
 def _values_of_adapter(
     saved: SavedAdapter, task: TaskKind | None, total: int | None
 ) -> dict[str, Any]:
@@ -175,26 +173,21 @@ def _values_of_adapter(
     has_several_classes = is_tagger or saved.record.problem_type == "multi_label_classification"
     trained = sum(saved.sizes.values())
     share = f"{trained / total:.1%}" if total else ""
+    # `load` reads texts with it; an encoder of images has a task head as well.
+    class_name = str((saved.config.auto_mapping or {}).get("base_model_class"))
+    model_class = getattr(transformers, class_name, None)
+    reads_ids = getattr(model_class, "main_input_name", "input_ids") == "input_ids"
     return {
         "adapter": adapter_facts(saved, total),
         "classes": [] if has_several_classes else labels,
         "is_ladder": saved.config.kind == "ladder",
         "model_type": base_facts(saved.record).get("model_type"),
         "num_labels": len(labels),
-        "reads_text": _reads_text(saved.config, task),
+        "reads_text": task is not None and task.reads_text and reads_ids,
         "share": share,
         "task": task,
         "trained": f"{trained:,}",
     }
-
-
-def _reads_text(config: HoulsbyConfig, task: TaskKind | None) -> bool:
-    """Return whether `load` reads texts with the adapter; an encoder of images has a task head as
-    well.
-    """
-    name = str((config.auto_mapping or {}).get("base_model_class"))
-    main_input = getattr(getattr(transformers, name, None), "main_input_name", "input_ids")
-    return task is not None and task.reads_text and main_input == "input_ids"
 
 
 def keep_written(card: ModelCard, older: Sequence[str]) -> ModelCard:
@@ -246,13 +239,10 @@ def find_base(
     name, commit = find_repo(recorded) or (recorded, None)
     if base_model not in (None, name):
         return base_model, None
-    if base_model is None and name == recorded and not _may_be_on_hub(name):
+    is_on_hub = is_repo_id(name) and not Path(name).is_dir()
+    if base_model is None and name == recorded and not is_on_hub:
         return None, None
     return name, commit or config.revision or _cached_commit(name)
-
-
-def _may_be_on_hub(name: str) -> bool:
-    return is_repo_id(name) and not Path(name).is_dir()
 
 
 def _cached_commit(name: str) -> str | None:
@@ -290,14 +280,6 @@ def is_repo_id(name: str) -> bool:
     return name == name.strip()  # validate_repo_id accepts a newline at the end
 
 
-def find_task(saved: SavedAdapter) -> TaskKind | None:
-    """Return an adapter's task; None for a model that is no task model of transformers."""
-    try:
-        return saved.task
-    except AdapterError:
-        return None
-
-
 def base_facts(record: AdapterRecord) -> dict[str, Any]:
     """Return the recorded facts of the base model's configuration."""
     return dict((record.base or {}).get("config", {}))
@@ -307,15 +289,9 @@ def count_parameters(saved: SavedAdapter) -> dict[str, int]:
     """Count the parameters of each kind in an adapter's file."""
     counts = dict.fromkeys(_KINDS, 0)
     for key, size in saved.sizes.items():
-        counts[_kind_of_weight(key)] += size
+        kinds = [kind for part, kind in _KIND_BY_PART.items() if part in key]
+        counts[kinds[0] if kinds else _HEAD] += size
     return {kind: size for kind, size in counts.items() if size}
-
-
-def _kind_of_weight(key: str) -> str:
-    for part, kind in _KIND_BY_PART.items():
-        if part in key:
-            return kind
-    return _HEAD
 
 
 def changed_options(config: HoulsbyConfig) -> dict[str, Any]:

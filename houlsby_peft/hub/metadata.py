@@ -69,6 +69,7 @@ def _evaluation_results(task: TaskKind, report: Report) -> list[EvalResult]:
     facts = {key: str(value) for key, value in dataset.items()}  # the Hub accepts nothing but text
     results = []
     for score, value in report.scores.items():
+        metrics = [metric for metric in _METRICS if score.endswith(metric)]  # f1 for matched_f1
         result = EvalResult(
             task_type=task.pipeline,
             dataset_type=facts.get("id") or re.sub(r"\W+", "-", str(data_name).lower()),
@@ -76,20 +77,12 @@ def _evaluation_results(task: TaskKind, report: Report) -> list[EvalResult]:
             dataset_config=facts.get("config"),
             dataset_split=facts.get("split"),
             dataset_revision=facts.get("revision"),
-            metric_type=_metric_type(score),
+            metric_type=metrics[0] if metrics else score,
             metric_name=readable_name(score),
             metric_value=round(value, 4),
         )
         results.append(result)
     return results
-
-
-def _metric_type(score: str) -> str:
-    """Return the Hub's name of a score: "f1" for "matched_f1"."""
-    for metric in _METRICS:
-        if score.endswith(metric):
-            return metric
-    return score
 
 
 def make_widget(
@@ -113,16 +106,12 @@ def make_widget(
         else:
             item = {"text": text}
         if isinstance(prediction, Mapping) and "score" in prediction:
-            item["output"] = _widget_output(prediction)
+            score = round(float(prediction["score"]), 4)
+            item["output"] = [{"label": str(prediction.get("label")), "score": score}]
+            if "answer" in prediction:
+                item["output"] = {"answer": prediction["answer"], "score": score}
         widget.append(item)
     return widget or None
-
-
-def _widget_output(prediction: Mapping[str, Any]) -> Any:
-    score = round(float(prediction["score"]), 4)
-    if "answer" in prediction:
-        return {"answer": prediction["answer"], "score": score}
-    return [{"label": str(prediction.get("label")), "score": score}]
 
 
 def check_metadata(page: str) -> None:

@@ -32,9 +32,8 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..predict.load import load_saved
 from ..predict.questions import Input
-from ..saved.adapter import SavedAdapter
+from ..saved.adapter import TOKENIZER_FILES, SavedAdapter
 from ..saved.downloads import explain_hub_errors, find_repo
-from ..saved.tokenizer_files import TOKENIZER_FILES
 from .card import CARD_FILE, find_base_on_hub, is_repo_id, keep_written, make_card, read_card
 from .results import Results, read_report
 

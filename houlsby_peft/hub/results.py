@@ -106,13 +106,18 @@ def _page_of_runs(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     dataset = run.get("dataset", {})
     changed, unchanged = hyperparameter_tables(run)
     rows = [f"{split} {count:,}" for split, count in dataset.get("rows", {}).items()]
+    main, scores = "", list(get_scores(run))
+    if scores:
+        # The score by which the epoch was chosen.
+        name = run["chosen_by"] if run.get("chosen_by") in scores else scores[0]
+        main = f"{readable_name(name)} {format_mean(collect_scores(runs, name))}"
     return {
         "by_class": class_table(run),
         "changed": changed,
         "chosen_by": readable_name(str(run.get("chosen_by", "score"))),
         "data": dataset,
         "log": log_table(run),
-        "main": _main_score(runs),
+        "main": main,
         "rows": rows,
         "run": run,
         "scores": table_of_runs(runs),
@@ -120,16 +125,6 @@ def _page_of_runs(runs: Sequence[TrainingRun]) -> dict[str, Any]:
         "test": table_of_scores(run.get("test", {}), run.get("intervals", {}).get("test")),
         "unchanged": unchanged,
     }
-
-
-def _main_score(runs: Sequence[TrainingRun]) -> str:
-    """Return the score by which the epoch was chosen, or else the first one, with its name."""
-    scores = list(get_scores(runs[0]))
-    if not scores:
-        return ""
-    chosen_by = runs[0].get("chosen_by")
-    name = chosen_by if chosen_by in scores else scores[0]
-    return f"{readable_name(name)} {format_mean(collect_scores(runs, name))}"
 
 
 def read_runs(results: Results | None) -> list[TrainingRun]:
@@ -174,23 +169,14 @@ def get_scores(run: TrainingRun) -> dict[str, float]:
 
     Further metrics are those that the user has asked for with `--metric`.
     """
+    epochs = run.get("epochs", [])
+    best_epochs = [epoch for epoch in epochs if epoch.get("epoch") == run.get("best_epoch")]
     values = {}
-    for name, value in _kept_epoch(run).items():
+    for name, value in (best_epochs or epochs[-1:] or [{}])[0].items():
         if name not in _NOT_SCORES and not name.endswith("loss"):
             values[name] = value
     values |= run.get("metrics", {})
     return {name: float(value) for name, value in values.items() if _is_number(value)}
-
-
-def _kept_epoch(run: TrainingRun) -> Mapping[str, Any]:
-    """Return the log of the epoch that was kept, or of the last one if none was chosen."""
-    epochs = run.get("epochs", [])
-    for epoch in epochs:
-        if epoch.get("epoch") == run.get("best_epoch"):
-            return epoch  # type: ignore[no-any-return]
-    if not epochs:
-        return {}
-    return epochs[-1]  # type: ignore[no-any-return]
 
 
 def collect_scores(runs: Iterable[TrainingRun], name: str) -> list[float]:
@@ -243,22 +229,17 @@ def table_of_scores(
     if intervals:
         table[0].append("95% interval")
         for name, line in zip(scores, table[1:], strict=True):
-            line.append(_format_interval(intervals.get(name)))
+            text = ""
+            if interval := intervals.get(name):
+                text = f"{interval['low']:.2f} to {interval['high']:.2f}"
+                if "right" in interval:  # of an accuracy: "0.79 to 0.98 (28 of 30)"
+                    text += f" ({interval['right']:,} of {interval['rows']:,})"
+            line.append(text)
     if baseline:
         table[0].append("logistic regression on the frozen encoder")
         for name, line in zip(scores, table[1:], strict=True):
             line.append(format_number(baseline.get(name)))
     return table
-
-
-def _format_interval(interval: Mapping[str, float] | None) -> str:
-    """Return an interval as text, of an accuracy with its count: "0.79 to 0.98 (28 of 30)"."""
-    if interval is None:
-        return ""
-    text = f"{interval['low']:.2f} to {interval['high']:.2f}"
-    if "right" in interval:
-        return f"{text} ({interval['right']:,} of {interval['rows']:,})"
-    return text
 
 
 def log_table(run: TrainingRun) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,19 +18,18 @@ from ..config import HoulsbyConfig
 from ..method.modules import is_in_any
 from ..saved.record import Place, fold_indices, full_name, unfold_places
 from ..saved.weights import first_of
-from .inference import infer_layers, log_inferred
-from .inferred_layer import is_attention_input
-from .norms import find_norms
+from .inference import infer_layers, is_attention_input, log_inferred
 from .selection import (
     check_layers,
     check_patterns,
+    find_norms,
     is_included,
     is_selected,
     layer_of,
     name_layers,
 )
-from .table import EMBEDDINGS, READABLE, SubLayer
-from .view import Layers, View, look_up_layers
+from .table import EMBEDDINGS, READABLE, Layers, SubLayer
+from .view import View, look_up_layers
 
 
 logger = logging.getLogger(__name__)
@@ -110,32 +109,25 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
     selected = [place for place in candidates if is_selected(place, config)]
     if config.kind == "ladder" and selected:
         selected = [_ladder_place(view, candidates, selected)]
+    unmatched = set(config.rank_pattern)
     for place in selected:
         pattern = get_pattern_key(list(config.rank_pattern), place.key)
+        unmatched.discard(pattern)
         r = config.rank_pattern.get(pattern, config.r)
-        if r != config.r:
-            place = replace(place, r=r)
-        places[place.key] = place
+        places[place.key] = place if r == config.r else replace(place, r=r)
     if not places:
         raise _nothing_to_adapt(view, config, candidates)
-    _warn_of_unmatched(config.rank_pattern, places)
+    if unmatched:
+        warnings.warn(
+            f"rank_pattern matches no bottleneck with {', '.join(sorted(unmatched))}; the places "
+            f"are {first_of(list(places))}.",
+            stacklevel=2,
+        )
     places |= {norm.key: norm for norm in find_norms(view, config, places)}
     if config.invertible is not None:
         embeddings = _find_embeddings(view, config)
         places[embeddings.key] = embeddings
     return places
-
-
-def _warn_of_unmatched(patterns: Iterable[str], places: Iterable[str]) -> None:
-    """Warn of sizes in `rank_pattern` that no bottleneck has."""
-    matched = {get_pattern_key(list(patterns), key) for key in places}
-    unmatched = [pattern for pattern in patterns if pattern not in matched]
-    if unmatched:
-        warnings.warn(
-            f"rank_pattern matches no bottleneck with {', '.join(unmatched)}; the places are "
-            f"{first_of(list(places))}.",
-            stacklevel=2,
-        )
 
 
 def _check_reversible(view: View, config: HoulsbyConfig) -> None:
@@ -199,17 +191,17 @@ def _find_sub_layers(view: View, config: HoulsbyConfig) -> list[Place]:
     places = []
     for (stack, index), sub_layers in layers.items():
         for position, end in sub_layers:
+            if position not in config.positions:
+                continue
+            key = full_name(stack, index, end.output)
+            place = Place(key, position, stack, index, full_name(stack, index, end.tells_width))
             if config.kind == "ladder":
-                # It reads what enters the layer.
+                # It reads what enters the layer, and ends at the last one, which it may not read.
                 end = replace(end, entry=sub_layers[0][1].entry)
-            if position in config.positions:
-                key = full_name(stack, index, end.output)
-                width = full_name(stack, index, end.tells_width)
-                place = Place(key, position, stack, index, width)
-                is_last = config.kind == "ladder"  # or may be, whether or not it is read
-                if is_last or (config.kind != "houlsby" and is_selected(place, config)):
-                    place = _with_entry(view, config, place, end)
-                places.append(place)
+                place = _with_entry(view, config, place, end)
+            elif config.kind != "houlsby" and is_selected(place, config):
+                place = _with_entry(view, config, place, end)
+            places.append(place)
     return places
 
 
@@ -230,33 +222,29 @@ def _infer_layers(view: View, config: HoulsbyConfig, known_layers: Layers) -> La
     inferred, unknown = infer_layers(
         modules, config.positions, lambda name: is_included(name, config)
     )
-    layers: Layers = {layer: list(ends.items()) for layer, ends in inferred.items()}
     if unknown:
-        raise ValueError(_explain_unknown(unknown, known_layers | layers))
+        reasons = [f"in {stack or 'the model itself'}, {why}" for stack, why in unknown.items()]
+        remedy = "Name"
+        if layers := known_layers | inferred:
+            remedy = f"Leave them out with exclude_modules={_excluding(unknown, layers)!r}, or name"
+        raise ValueError(
+            "Every list of layers with attention must be adapted or left out on purpose. In an "
+            "architecture that is not in the table, each sub-layer must end in one module that can "
+            f"be distinguished from the others; {'; '.join(reasons)}. {remedy} the modules whose "
+            "output meets the skip connection in target_modules."
+        )
     if inferred:
         log_inferred(inferred)
-    return layers
+    return inferred
 
 
-def _explain_unknown(unknown: Mapping[str, str], known_layers: Layers) -> str:
-    """Return rule, value and remedy for lists of layers that cannot be inferred."""
-    reasons, patterns = [], []
-    is_ambiguous = False
-    for stack, reason in unknown.items():
-        reasons.append(f"in {stack or 'the model itself'}, {reason}")
-        patterns.append(rf"{re.escape(stack)}\..*")
-        # A name in a list is a suffix, and could exclude a list that is known.
-        is_ambiguous |= any(f".{stack}." in f"{name}." for name, _ in known_layers)
-    remedy = "Name"
-    if known_layers:
-        excluded = "|".join(patterns) if is_ambiguous else list(unknown)
-        remedy = f"Leave them out with exclude_modules={excluded!r}, or name"
-    return (
-        "Every list of layers with attention must be adapted or left out on purpose. In an "
-        "architecture that is not in the table, each sub-layer must end in one module that can be "
-        f"distinguished from the others; {'; '.join(reasons)}. {remedy} the modules whose output "
-        "meets the skip connection in target_modules."
-    )
+def _excluding(stacks: Collection[str], layers: Layers) -> str | list[str]:
+    """Return the `exclude_modules` that leaves lists of layers out, and none of these layers."""
+    for name, _ in layers:
+        if any(f".{stack}." in f"{name}." for stack in stacks):
+            # A name in a list is a suffix, which would leave out this one as well.
+            return "|".join(rf"{re.escape(stack)}\..*" for stack in stacks)
+    return list(stacks)
 
 
 def _with_entry(view: View, config: HoulsbyConfig, place: Place, end: SubLayer) -> Place:

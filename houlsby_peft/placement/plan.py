@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
@@ -303,25 +303,20 @@ class Plan:
         A copy of the module would hold the other adapter's weights, and neither adapter could be
         saved.
         """
-        for whole, part in self._overlaps(heads):
+        overlaps: list[tuple[str, str]] = []
+        for key, wrapper in wrapped_modules(self.view.model):
+            if isinstance(wrapper, ModulesToSaveWrapper):
+                overlaps += [(key, place) for place in self.places if is_inside(place, key)]
+            else:
+                overlaps += [(head, key) for head in heads if is_inside(key, head)]
+        if overlaps:
+            whole, part = overlaps[0]
             raise ValueError(
                 "A module that one adapter trains as a whole cannot hold what another adapter of "
                 f"the same model adapts; {whole!r} is trained as a whole, and {part!r} is adapted. "
                 "Give both adapters the same modules_to_save, or add them to two models. unload() "
                 "removes what deleted adapters leave."
             )
-
-    def _overlaps(self, heads: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield the modules that train as a whole, each with an adapted module inside it."""
-        for key, wrapper in wrapped_modules(self.view.model):
-            if isinstance(wrapper, ModulesToSaveWrapper):
-                for place in self.places:
-                    if is_inside(place, key):
-                        yield key, place
-            else:
-                for head in heads:
-                    if is_inside(key, head):
-                        yield head, key
 
 
 def _find_owners(
@@ -361,15 +356,17 @@ def _check_places(model: nn.Module, places: Mapping[str, Place]) -> None:
     for outer, parent in model.named_modules():
         for name, child in parent._modules.items():
             names.setdefault(child, []).append(f"{outer}.{name}".strip("."))
-    for place in places.values():
-        module = model.get_submodule(place.key)
-        problem = (
-            _find_problem_around(model, place, places)
-            or _find_problem_of_wrappers(module, place)
-            or _find_problem_of_aliases(names[module])
-        )
+    for key, place in places.items():
+        module = model.get_submodule(key)
+        problem = _find_problem_around(model, place, places) or _find_problem_at(module, place)
+        if problem is None and len(names[module]) > 1:
+            alias, *_ = [name for name in names[module] if name != key]
+            problem = (
+                f"it is also {alias!r}, which would stay without the adapter. Leave it "
+                f"out with exclude_modules={[key]}, or name modules inside it in target_modules."
+            )
         if problem:
-            raise ValueError(f"An adapter cannot wrap {problem}")
+            raise ValueError(f"An adapter cannot wrap {key!r}: {problem}")
 
 
 def _find_problem_around(model: nn.Module, place: Place, places: Mapping[str, Place]) -> str | None:
@@ -378,49 +375,39 @@ def _find_problem_around(model: nn.Module, place: Place, places: Mapping[str, Pl
     for part in place.key.split("."):
         if isinstance(module, nn.MultiheadAttention):
             return (
-                f"{place.key!r}: nn.MultiheadAttention never calls its parts. Name the attention "
-                f"itself in target_modules: {outer!r}."
+                "nn.MultiheadAttention never calls its parts. Name the attention itself in "
+                f"target_modules: {outer!r}."
             )
         is_fast = torch.backends.mha.get_fastpath_enabled()
         if isinstance(module, nn.TransformerEncoderLayer) and is_fast:
             return (
-                f"{place.key!r}: in evaluation, the fast path of nn.TransformerEncoderLayer does "
-                "not call it. Switch it off in every process that uses the adapter: "
+                "in evaluation, the fast path of nn.TransformerEncoderLayer does not call it. "
+                "Switch it off in every process that uses the adapter: "
                 "torch.backends.mha.set_fastpath_enabled(False)."
             )
         gets_bottleneck = outer in places and places[outer].is_bottleneck
         if place.is_bottleneck and (gets_bottleneck or isinstance(module, BaseTunerLayer)):
             return (
-                f"{place.key!r}: it is inside {outer!r}, which has a bottleneck. Leave one of the "
-                "two out of target_modules, or name it in exclude_modules."
+                f"it is inside {outer!r}, which has a bottleneck. Leave one of the two out of "
+                "target_modules, or name it in exclude_modules."
             )
         outer, module = f"{outer}.{part}".strip("."), module.get_submodule(part)
     return None
 
 
-def _find_problem_of_wrappers(module: nn.Module, place: Place) -> str | None:
+def _find_problem_at(module: nn.Module, place: Place) -> str | None:
     """Return why the adapters at a place allow no further one; None if they do."""
     if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
         return (
-            f"{place.key!r}: it already is a {type(module).__name__} for another adapter, and a "
-            "module holds either a bottleneck or a trained norm. Give both adapters the same "
-            "target_modules there."
+            f"it already is a {type(module).__name__} for another adapter, and a module holds "
+            "either a bottleneck or a trained norm. Give both adapters the same target_modules "
+            "there."
         )
     layers = list(layers_around(module))
     if layers and not any(isinstance(layer, HoulsbyTunerLayer) for layer in layers):
         return (
-            f"{place.key!r}: it is a layer of another method, {type(module).__module__}, whose "
-            "weights would be saved under names that no other model has. Add this adapter before "
-            "that of the other method."
+            f"it is a layer of another method, {type(module).__module__}, whose weights would be "
+            "saved under names that no other model has. Add this adapter before that of the other "
+            "method."
         )
     return None
-
-
-def _find_problem_of_aliases(names: list[str]) -> str | None:
-    """Return why a module of these names cannot be wrapped; None if it has one name only."""
-    if len(names) == 1:
-        return None
-    return (
-        f"{names[0]!r}: it is also {names[1]!r}, which would stay without the adapter. Leave it "
-        f"out with exclude_modules={names[:1]}, or name modules inside it in target_modules."
-    )

@@ -1,18 +1,24 @@
-"""Which modules a configuration selects: layers, their lists, exclusions and patterns."""
+"""Which modules a configuration selects: layers, their lists, exclusions, patterns and norms."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 from peft import NoMatchingPeftModuleError
 from peft.tuners.tuners_utils import check_target_module_exists
 
 from ..config import HoulsbyConfig
 from ..errors import shortened
+from ..method.modules import is_in_any, is_inside
 from ..saved.record import Place, fold_indices, full_name
-from .view import View
+from .table import SHARED_NORMS
+from .view import View, is_norm, output_width
+
+
+_QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
 
 
 def is_included(key: str, config: HoulsbyConfig) -> bool:
@@ -36,9 +42,10 @@ def is_included(key: str, config: HoulsbyConfig) -> bool:
 
 def is_selected(place: Place, config: HoulsbyConfig) -> bool:
     """Return whether a place is in the layers to adapt, and not excluded."""
-    if config.layers_to_transform is not None and place.layer not in _layer_indices(config):
+    layers = _as_list(config.layers_to_transform)
+    if config.layers_to_transform is not None and place.layer not in layers:
         return False
-    patterns = _layer_patterns(config) or [".*"]
+    patterns = _as_list(config.layers_pattern) or [".*"]
     is_in_list = any(re.search(rf"(^|\.)(?:{pattern})$", place.stack) for pattern in patterns)
     return is_in_list and is_included(place.key, config)
 
@@ -48,7 +55,7 @@ def layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
 
     A list inside a layer does not count.
     """
-    for pattern in _layer_patterns(config) or [r".*?"]:
+    for pattern in _as_list(config.layers_pattern) or [r".*?"]:
         match = re.match(rf"^(?P<stack>(?:.*?\.)??(?:{pattern}))\.(?P<layer>\d+)\.", key)
         if match:
             return match["stack"], int(match["layer"])
@@ -67,7 +74,7 @@ def check_layers(view: View, config: HoulsbyConfig, candidates: Collection[Place
     if not stacks:
         return
     unknown = []
-    for index in _layer_indices(config):
+    for index in _as_list(config.layers_to_transform):
         if not any(full_name(stack, index) in view.modules for stack in stacks):
             unknown.append(index)
     if unknown:
@@ -91,37 +98,81 @@ def name_layers(candidates: Iterable[Place]) -> str:
 
 def check_patterns(config: HoulsbyConfig) -> None:
     """Refuse patterns that are not regular expressions, before they are matched."""
+    patterns: list[tuple[str, Any, str]] = []
     for name in ("target_modules", "exclude_modules"):
-        pattern = getattr(config, name)
-        if isinstance(pattern, str):
-            _check_pattern(name, pattern)
+        patterns.append((name, getattr(config, name), ""))
     # These are put into larger expressions, in which flags may only stand at the beginning.
-    for pattern in _layer_patterns(config):
-        _check_pattern("layers_pattern", pattern, "^")
+    for pattern in _as_list(config.layers_pattern):
+        patterns.append(("layers_pattern", pattern, "^"))
     for pattern in config.rank_pattern:
-        _check_pattern("rank_pattern", pattern, "^")
+        patterns.append(("rank_pattern", pattern, "^"))
+    for name, pattern, prefix in patterns:
+        try:
+            if isinstance(pattern, str):
+                re.compile(prefix + pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"HoulsbyConfig.{name} must be a regular expression; got "
+                f"{shortened(repr(pattern))}: {error}. Escape special characters with a backslash."
+            ) from error
 
 
-def _check_pattern(name: str, pattern: str, prefix: str = "") -> None:
-    """Refuse a pattern that is not a regular expression, or not one after a prefix."""
-    try:
-        re.compile(prefix + pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"HoulsbyConfig.{name} must be a regular expression; got {shortened(repr(pattern))}: "
-            f"{error}. Escape special characters with a backslash."
-        ) from error
+def find_norms(
+    view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Place]
+) -> Iterator[Place]:
+    """Yield the norms that an adapter with these bottlenecks trains (section 2.1 of the paper).
+
+    Beside a ladder, this is the norm of the sum that it is added to, if there is one: those below
+    would change what ladders read.
+    """
+    if not config.train_layer_norm:
+        return
+    if config.kind == "ladder":
+        for place in bottlenecks.values():
+            if place.norm and is_included(place.norm, config):
+                yield Place(place.norm, "norm", place.stack, place.layer, projection=place.norm)
+        return
+    narrowest: dict[tuple[str, int], int] = {}  # output of an adapted sub-layer in each layer
+    for place in bottlenecks.values():
+        if place.layer is not None:
+            width = output_width(place.key, view.modules[place.projection])
+            layer = place.stack, place.layer
+            narrowest[layer] = min(width, narrowest.get(layer, width))
+    norms: dict[tuple[str, int] | None, dict[str, int]] = {}
+    for key in _separate_norms(view, config, bottlenecks):
+        around = [layer for layer in narrowest if is_inside(key, full_name(*layer))]
+        widths = norms.setdefault(around[0] if around else None, {})
+        widths[key] = output_width(key, view.modules[key])
+    for layer_around, widths in norms.items():
+        for key, width in widths.items():
+            # Norms of queries and keys are inside the attention, not around a sub-layer. Most are
+            # narrower than both the layer's other norms and the sub-layers' outputs.
+            is_around = False
+            if layer_around is not None and not _QUERY_KEY_NORM.search(key):
+                is_around = width >= min(narrowest[layer_around], max(widths.values()))
+            if is_around or config.train_layer_norm == "all":
+                stack, index = layer_around or layer_of(key, config)
+                yield Place(key, "norm", stack, index, projection=key)
 
 
-def _layer_indices(config: HoulsbyConfig) -> list[int]:
-    """Return the indices that `layers_to_transform` names; none if it is left out."""
-    if isinstance(config.layers_to_transform, int):
-        return [config.layers_to_transform]
-    return config.layers_to_transform or []
+def _separate_norms(
+    view: View, config: HoulsbyConfig, bottlenecks: Collection[str]
+) -> Iterator[str]:
+    """Yield the norms that may train by themselves, outside of adapted modules and heads."""
+    wholes = list(bottlenecks)
+    if config.modules_to_save != []:
+        wholes += view.head
+    shared = tuple(f".{SHARED_NORMS[kind]}" for kind in view.types.values() if kind in SHARED_NORMS)
+    for key, module in view.modules.items():
+        is_shared = f".{key}".endswith(shared)
+        if not is_norm(module) or is_shared or is_in_any(key, wholes):
+            continue
+        if is_included(key, config):
+            yield key
 
 
-def _layer_patterns(config: HoulsbyConfig) -> list[str]:
-    """Return the patterns for the name of the list of layers; none allow every list."""
-    if isinstance(config.layers_pattern, str):
-        return [config.layers_pattern]
-    return config.layers_pattern or []
+def _as_list(option: Any) -> list[Any]:
+    """Return an option of one value or several as a list; empty if it is left out."""
+    if option is None:
+        return []
+    return option if isinstance(option, list) else [option]

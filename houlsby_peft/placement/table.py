@@ -24,7 +24,7 @@ this layer, or write a new one here and its case in `tests/support/architecture_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any, TypeAlias, TypeVar
@@ -57,6 +57,9 @@ class SubLayer:
         return self.projection or self.output
 
 
+# The sub-layers of each layer with their positions, by the name of the list of layers and the
+# index in it.
+Layers: TypeAlias = dict[tuple[str, int], list[tuple[str, SubLayer]]]
 _Ends: TypeAlias = SubLayer | str | tuple[SubLayer | str, ...] | None
 _Description = TypeVar("_Description")
 CROSS = "cross_attention"
@@ -100,12 +103,17 @@ class Stack:
                     positions.append((position, end))
         return positions
 
-    def find(self, exists: Callable[[str], bool]) -> list[tuple[str, SubLayer]] | None:
+    def find(self, layer: str, modules: Collection[str]) -> list[tuple[str, SubLayer]] | None:
         """Return the sub-layers of a layer, with their positions; None for another kind of layer.
 
         Args:
-            exists: Whether the layer has a module of this name.
+            layer: The layer's full name.
+            modules: The names of all modules of the model.
         """
+
+        def exists(name: str) -> bool:
+            return f"{layer}.{name}" in modules
+
         if self.has and not exists(self.has):
             return None
         sub_layers = []

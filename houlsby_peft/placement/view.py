@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from torch import nn
@@ -11,13 +10,7 @@ from transformers import PreTrainedModel
 from ..heads.finding import find_head
 from ..method.modules import base_module, base_modules, is_inside
 from .inference import find_attentions
-from .table import ARCHITECTURES, Stack, SubLayer
-
-
-# The name of a list of layers, and the index of a layer in it.
-Layer = tuple[str, int]
-# The sub-layers of each layer, with their positions.
-Layers = dict[Layer, list[tuple[str, SubLayer]]]
+from .table import ARCHITECTURES, Layers
 
 
 class View:
@@ -71,42 +64,27 @@ class View:
 
 
 def look_up_layers(view: View) -> Layers:
-    """Return the sub-layers of all lists of layers that the table describes."""
-    layers: Layers = {}
-    for stack, module in view.modules.items():
-        if isinstance(module, nn.ModuleList):
-            stacks = ARCHITECTURES.get(view.type_around(stack), ())
-            kinds = [kind for kind in stacks if f".{stack}".endswith(f".{kind.layers}")]
-            layers |= _look_up_list(stack, len(module), kinds, view.modules)
-    return layers
+    """Return the sub-layers of all lists of layers that the table describes.
 
-
-def _look_up_list(
-    stack: str, length: int, kinds: Sequence[Stack], modules: Collection[str]
-) -> Layers:
-    """Return the sub-layers of a list's layers.
-
-    Return nothing if the table does not describe one of them, as in another version of
+    A list is left out if the table does not describe one of its layers, as in another version of
     transformers.
     """
     layers: Layers = {}
-    for index in range(length):
-        sub_layers = _look_up_layer(f"{stack}.{index}", kinds, modules)
-        if sub_layers is None:
-            return {}
-        layers[stack, index] = sub_layers
+    for stack, module in view.modules.items():
+        if not isinstance(module, nn.ModuleList):
+            continue
+        kinds = ARCHITECTURES.get(view.type_around(stack), ())
+        kinds_in_list = [kind for kind in kinds if f".{stack}".endswith(f".{kind.layers}")]
+        described: Layers = {}
+        for index in range(len(module)):
+            for kind in kinds_in_list:
+                sub_layers = kind.find(f"{stack}.{index}", view.modules)
+                if sub_layers is not None:
+                    described[stack, index] = sub_layers
+                    break
+        if len(described) == len(module):
+            layers |= described
     return layers
-
-
-def _look_up_layer(
-    layer: str, kinds: Sequence[Stack], modules: Collection[str]
-) -> list[tuple[str, SubLayer]] | None:
-    """Return the sub-layers of a layer by the first kind that fits it; None if none does."""
-    for kind in kinds:
-        sub_layers = kind.find(lambda name: f"{layer}.{name}" in modules)
-        if sub_layers is not None:
-            return sub_layers
-    return None
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -21,10 +21,9 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import AdapterError, HubError, shortened
 from ..heads.tasks import TaskKind
 from ..placement.inference import log_once
-from ..saved.adapter import SavedAdapter
+from ..saved.adapter import TOKENIZER_FILES, SavedAdapter
 from ..saved.downloads import explain_hub_errors, find_packaged
 from ..saved.record import AdapterRecord
-from ..saved.tokenizer_files import TOKENIZER_FILES
 from ..saved.weights import FILE_PREFIX, first_of
 
 

@@ -7,6 +7,7 @@ code, and nothing is allocated in the amount that a file asks for before its siz
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
+from typing import Any
 
 import torch
 from huggingface_hub import get_cached_repo_tree, snapshot_download
@@ -30,10 +32,24 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
 from .downloads import explain_hub_errors, find_repo
-from .record import AdapterRecord
-from .tokenizer_files import TOKENIZER_FILES, check_tokenizer_files
+from .record import AdapterRecord, SavedState
 from .weights import check_values, read_json
 
+
+# What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds
+# the vocabulary.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+# The largest vocabularies take some 35 MB.
+_MOST_BYTES = 200_000_000
+# How many times longer a text may become before it is cut into tokens.
+_MOST_GROWTH = 64
+# How many special tokens a text and a pair of texts may get.
+_MOST_ADDED = 64
 
 SAVED_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
 _AGAIN = "Save or download the adapter again."
@@ -47,7 +63,8 @@ class SavedAdapter:
     Attributes:
         name: What the user gave: the folder, or the name of the repository.
         folder: The folder with the files, which for a repository is in the Hub's cache.
-        config: The configuration, with the adapter's record.
+        config: The configuration.
+        record: What the file records of the adapter.
         shapes: The shapes of the tensors in the weights file, by name.
         own_tokenizer: Whether the adapter was saved with a tokenizer.
     """
@@ -55,6 +72,7 @@ class SavedAdapter:
     name: str
     folder: Path
     config: HoulsbyConfig
+    record: AdapterRecord
     shapes: Mapping[str, torch.Size]
     own_tokenizer: bool
 
@@ -85,7 +103,7 @@ class SavedAdapter:
             if os.path.lexists(path) and not path.is_file():
                 raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")
         try:
-            config = _read_config(folder)
+            config, state = _read_config(folder)
         except Exception as error:  # whatever a damaged file leads the libraries to
             reason = str(error)
             if isinstance(error, OSError) and error.strerror:
@@ -94,9 +112,9 @@ class SavedAdapter:
             if name not in reason:
                 reason = f"{name}: {reason}"
             raise AdapterError(reason) from error
-        check_tokenizer_files(folder, name)
+        _check_tokenizer_files(folder, name)
         has_tokenizer = (folder / TOKENIZER_FILES[0]).is_file()
-        saved = cls(name, folder, config, _shapes_of(config), has_tokenizer)
+        saved = cls(name, folder, config, state.record, state.shapes or {}, has_tokenizer)
         saved._warn_of_missing_tokenizer()
         return saved
 
@@ -113,13 +131,6 @@ class SavedAdapter:
                 "tokenizer is used.",
                 self.name,
             )
-
-    @property
-    def record(self) -> AdapterRecord:
-        """What the file records of the adapter."""
-        if self.config.saved is None:
-            return AdapterRecord()
-        return self.config.saved.record
 
     @property
     def weights_file(self) -> Path:
@@ -214,8 +225,9 @@ def find_files(
                 raise error from None
 
 
-def _read_config(folder: Path) -> HoulsbyConfig:
-    path = folder / CONFIG_NAME
+def _read_config(folder: Path) -> tuple[HoulsbyConfig, SavedState]:
+    """Read the configuration in a folder, and what else the folder's files say of the adapter."""
+    path, weights = folder / CONFIG_NAME, folder / SAFETENSORS_WEIGHTS_NAME
     if not path.is_file():
         raise AdapterError(
             f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. "
@@ -235,9 +247,22 @@ def _read_config(folder: Path) -> HoulsbyConfig:
                 f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}"
             )
     config = HoulsbyConfig.from_pretrained(str(folder))
-    _check_size(config, folder)
-    _check_trained_tokens(config, path)
-    return config
+    state = config.saved or SavedState(AdapterRecord())
+    # Larger bottlenecks than the file would be allocated before they are compared with it.
+    size, largest = weights.stat().st_size, max([config.r, *config.rank_pattern.values()])
+    if largest > size:
+        raise AdapterError(
+            f"{path} asks for bottlenecks of size {shortened(str(largest))}, but all of "
+            f"{weights.name} has {size:,} bytes. {_AGAIN}"
+        )
+    # PEFT would only miss them when it has added the adapter.
+    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in state.shapes or {})
+    if config.trainable_token_indices and not has_tokens:
+        raise AdapterError(
+            f"{path} has trainable_token_indices, but {weights.name} lacks the embeddings of these "
+            f"tokens. {_AGAIN}"
+        )
+    return config, state
 
 
 def _remedy_for(folder: Path) -> str:
@@ -251,31 +276,78 @@ def _remedy_for(folder: Path) -> str:
     return "Check the name."
 
 
-def _shapes_of(config: HoulsbyConfig) -> Mapping[str, torch.Size]:
-    if config.saved is None or config.saved.shapes is None:
-        return {}
-    return config.saved.shapes
+def _check_tokenizer_files(folder: Path, name: str) -> None:
+    """Refuse the files of a tokenizer that would fill the memory, or leave no room for a text.
 
+    A few rules that replace each letter by many make terabytes of one text. Files that are not
+    valid JSON are left to the library that reads them.
 
-def _check_size(config: HoulsbyConfig, folder: Path) -> None:
-    """Refuse bottlenecks that are larger than the file, before they are allocated."""
-    weights = folder / SAFETENSORS_WEIGHTS_NAME
-    size = weights.stat().st_size
-    largest = max([config.r, *config.rank_pattern.values()])
-    if largest > size:
-        raise AdapterError(
-            f"{folder / CONFIG_NAME} asks for bottlenecks of size {shortened(str(largest))}, but "
-            f"all of {weights.name} has {size:,} bytes. {_AGAIN}"
-        )
-
-
-def _check_trained_tokens(config: HoulsbyConfig, path: Path) -> None:
-    """Refuse trained tokens that the file lacks, which PEFT would only miss when it has added the
-    adapter.
+    Args:
+        folder: The folder of the files.
+        name: The adapter's name in the message.
     """
-    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in _shapes_of(config))
-    if config.trainable_token_indices and not has_tokens:
+    for file_name in TOKENIZER_FILES:
+        path = folder / file_name
+        if path.is_file() and path.stat().st_size > _MOST_BYTES:
+            raise AdapterError(
+                f"{name}: {file_name} must have at most {_MOST_BYTES:,} bytes; it has "
+                f"{path.stat().st_size:,}. Save the tokenizer again."
+            )
+    length = _read_object(folder / TOKENIZER_FILES[1]).get("model_max_length", 1)
+    if not isinstance(length, (int, float)) or not length >= 1:
         raise AdapterError(
-            f"{path} has trainable_token_indices, but {SAFETENSORS_WEIGHTS_NAME} lacks the "
-            f"embeddings of these tokens. {_AGAIN}"
+            f"{name}: model_max_length in {TOKENIZER_FILES[1]} must be a number of at least 1; got "
+            f"{shortened(repr(length))}. Save the tokenizer again."
         )
+    path = folder / TOKENIZER_FILES[0]
+    content = _read_object(path)
+    try:
+        growth = _growth(content.get("normalizer")) * _growth(content.get("pre_tokenizer"))
+        added = _count_added(content.get("post_processor"))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return
+    if added > _MOST_ADDED:
+        raise AdapterError(
+            f"{name}: {path.name} may add at most {_MOST_ADDED} special tokens to a text; it adds "
+            f"{added:,}. Use the base model's tokenizer."
+        )
+    if growth > _MOST_GROWTH:
+        raise AdapterError(
+            f"{name}: the rules of {path.name} may make a text at most {_MOST_GROWTH} times "
+            f"longer; they make it up to {growth:.3g} times longer. Use the base model's tokenizer."
+        )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty without one."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _count_added(rule: Any) -> int:
+    """Return how many special tokens the rules of a tokenizer add to a text or a pair."""
+    if not rule:
+        return 0
+    count = sum(map(_count_added, rule.get("processors", ())))
+    for template in ("single", "pair"):
+        for item in rule.get(template, ()):
+            if "SpecialToken" in item:
+                count += len(rule["special_tokens"][item["SpecialToken"]["id"]]["ids"])
+    return count
+
+
+def _growth(rule: Any) -> float:
+    """Return how many times longer the rules of a tokenizer may make a text."""
+    if not rule:
+        return 1.0
+    growth = 1.0
+    for part in (*rule.get("normalizers", ()), *rule.get("pretokenizers", ())):
+        growth *= _growth(part)
+    if rule.get("type") == "Replace":
+        # A regular expression may match a single letter, or the empty text before each.
+        replaced = len(rule["pattern"].get("String", ""))
+        growth *= max(1.0, (len(rule["content"]) + (not replaced)) / max(1, replaced))
+    return growth

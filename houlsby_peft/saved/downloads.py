@@ -97,9 +97,14 @@ def explain_hub_errors(subject: str) -> Iterator[None]:
         raise HubError(f"{subject}: {reason}") from error
 
 
-def _find_reason(error: Exception) -> str | None:
+def _find_reason(error: BaseException) -> str | None:
     """Return what the Hub's client or the network says, on one line; None for another error."""
-    of_hub = [cause for cause in _causes(error) if isinstance(cause, _ERRORS_OF_HUB)]
+    of_hub: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, _ERRORS_OF_HUB):
+            of_hub.append(cause)
+        cause = cause.__cause__
     if not of_hub:
         return None
     refusals = [cause for cause in of_hub if isinstance(cause, errors.HfHubHTTPError)]
@@ -108,10 +113,3 @@ def _find_reason(error: Exception) -> str | None:
     if not refusals and isinstance(innermost, _HTTP_ERROR):
         reason = f"{constants.ENDPOINT} cannot be reached ({reason}). Check the network."
     return " ".join(reason.split())
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__

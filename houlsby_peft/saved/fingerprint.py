@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -84,7 +83,7 @@ def check_fingerprint(recorded: Mapping[str, Any]) -> None:
     """
     config, tensors = recorded.get("config", {}), recorded.get("tensors", {})
     is_valid = isinstance(config, dict) and isinstance(tensors, dict)
-    if is_valid and _is_readable_record(recorded):
+    if is_valid and _has_samples(recorded):
         try:
             for values in tensors.values():
                 _decode(values)
@@ -111,24 +110,35 @@ def compare_fingerprints(
     for key, fact in recorded_facts.items():
         if key in facts and facts[key] != fact:
             reasons.append(f"{key} {fact!r}, here {facts[key]!r}")
-    different = _find_different(_compare_weights(recorded, present))
-    if different:
-        reasons.append(f"other weights in {first_of(different)}")
+    if _has_samples(recorded) and _has_samples(present):
+        different = _find_different(recorded["tensors"], present["tensors"])
+        if different:
+            reasons.append(f"other weights in {first_of(different)}")
     return reasons
 
 
-def _find_different(comparisons: Iterable[_Comparison]) -> list[str]:
+def _find_different(recorded: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
     """Return the layers, and the modules outside the layers, whose weights are of another model."""
-    different: list[str] = []
-    for weight in comparisons:
-        is_other = weight.values >= _LEAST_VALUES and weight.difference > _MOST_DIFFERENCE
-        if is_other and weight.place not in different:
-            different.append(weight.place)
-    layers = [place for place in different if _LAYER.search(place)]
-    modules = [place for place in different if place not in layers]
-    if len(modules) > 1:
-        modules = [_OUTSIDE]
-    return layers + modules
+    layers: dict[str, None] = {}
+    modules: dict[str, None] = {}
+    for name, values in recorded.items():
+        if name not in present:
+            continue
+        a, b = _decode(values), _decode(present[name])
+        in_both = min(len(a), len(b))
+        a, b = a[:in_both], b[:in_both]
+        is_known = ~(a.isnan() | b.isnan())
+        difference = torch.where(is_known, (a - b).abs(), 0.0).sum(dim=1)
+        size = torch.where(is_known, torch.maximum(a.abs(), b.abs()), 0.0).sum(dim=1)
+        says_much = is_known.sum(dim=1) >= _LEAST_VALUES
+        is_other = says_much & (difference > _MOST_DIFFERENCE * size)
+        stack, star, _ = name.partition("*")
+        for layer in is_other.nonzero().flatten().tolist():
+            if star:
+                layers[f"{stack}{layer}"] = None
+            else:
+                modules[name.rpartition(".")[0]] = None
+    return [*layers, *(modules if len(modules) <= 1 else [_OUTSIDE])]
 
 
 @contextmanager
@@ -158,52 +168,9 @@ def report_other_base(
     warnings.warn(message, stacklevel=3)
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """How much the values of a weight differ: the layer that holds it, or its module outside the
-    layers, the number of values, and their relative difference.
-    """
-
-    place: str
-    values: int
-    difference: float
-
-
-def _compare_weights(
-    recorded: Mapping[str, Any], present: Mapping[str, Any]
-) -> Iterator[_Comparison]:
-    """Compare the weights that both fingerprints have, each in each layer."""
-    if not (_is_readable_record(recorded) and _is_readable_record(present)):
-        return
-    tensors = present["tensors"]
-    for name, text in recorded["tensors"].items():
-        if name not in tensors:
-            continue
-        a, b = _decode(text), _decode(tensors[name])
-        layers = min(len(a), len(b))
-        a, b = a[:layers], b[:layers]
-        is_known = ~(a.isnan() | b.isnan())
-        difference = torch.where(is_known, (a - b).abs(), 0.0).sum(dim=1)
-        size = torch.where(is_known, torch.maximum(a.abs(), b.abs()), 0.0).sum(dim=1)
-        for layer in size.nonzero().flatten().tolist():
-            yield _Comparison(
-                _place_of(name, layer),
-                int(is_known[layer].sum()),
-                float(difference[layer] / size[layer]),
-            )
-
-
-def _is_readable_record(recorded: Mapping[str, Any]) -> bool:
+def _has_samples(record: Mapping[str, Any]) -> bool:
     """Return whether a fingerprint has today's samples; those of any other form say nothing."""
-    return recorded.get("samples") == len(_ROWS) and "tensors" in recorded
-
-
-def _place_of(name: str, layer: int) -> str:
-    """Return the layer that holds a weight, or its module outside the layers."""
-    stack, star, _ = name.partition("*")
-    if star:
-        return f"{stack}{layer}"
-    return name.rpartition(".")[0]
+    return record.get("samples") == len(_ROWS) and "tensors" in record
 
 
 def _is_readable(weight: torch.Tensor) -> bool:

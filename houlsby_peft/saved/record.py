@@ -117,27 +117,21 @@ def fold_places(places: Iterable[Place], encoder: str = "") -> list[dict[str, st
     for place in places:
         if place.position == "output_embedding":
             continue
-        kind = tuple(_kind_of(place, encoder).items())
-        indices = layers.setdefault(kind, [])
+        is_in_list = place.layer is not None
+        stack = _leave_encoder(place.stack, encoder) if is_in_list else place.stack
+        kind = {"position": place.position, "stack": stack}
+        for part, attribute in _MODULE_PARTS.items():
+            name = getattr(place, attribute)
+            if name is not None:
+                kind[part] = place.relative(name) if is_in_list else _leave_encoder(name, encoder)
+        if place.r is not None:
+            kind["r"] = str(place.r)
+        if place.reads is not None:
+            kind["reads"] = place.reads
+        indices = layers.setdefault(tuple(kind.items()), [])
         if place.layer is not None:
             indices.append(place.layer)
     return [dict(kind) | {"layers": fold_indices(indices)} for kind, indices in layers.items()]
-
-
-def _kind_of(place: Place, encoder: str) -> dict[str, str]:
-    """Return what a place has in common with the same place of other layers."""
-    is_in_list = place.layer is not None
-    stack = _leave_encoder(place.stack, encoder) if is_in_list else place.stack
-    kind = {"position": place.position, "stack": stack}
-    for part, attribute in _MODULE_PARTS.items():
-        name = getattr(place, attribute)
-        if name is not None:
-            kind[part] = place.relative(name) if is_in_list else _leave_encoder(name, encoder)
-    if place.r is not None:
-        kind["r"] = str(place.r)
-    if place.reads is not None:
-        kind["reads"] = place.reads
-    return kind
 
 
 def unfold_places(folded: Iterable[Mapping[str, str]], encoder: str = "") -> Iterator[Place]:
@@ -287,20 +281,16 @@ def _check_places(folded: Iterable[Mapping[str, str]]) -> None:
         for number, place in enumerate(unfold_places(folded)):
             if number == _MOST or not 0 < (place.r or 1) < _MOST:
                 raise ValueError(f"more places than {_MOST:,}, or a larger r")
-            if place.reads is not None:
-                _check_layers(place.reads)
+            if place.reads is None:
+                continue
+            for count, layer in enumerate(_unfold_indices(place.reads)):
+                if count == _MOST_LAYERS or layer is None:
+                    raise ValueError(f"a ladder that reads no layer, or more than {_MOST_LAYERS:,}")
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"HoulsbyConfig.recorded: places must be as this library has saved them; got {reason}."
         ) from error
-
-
-def _check_layers(reads: str) -> None:
-    """Refuse what a ladder reads if it is more layers than a model has."""
-    for number, index in enumerate(_unfold_indices(reads)):
-        if number == _MOST_LAYERS or index is None:
-            raise ValueError(f"a ladder that reads no layer, or more than {_MOST_LAYERS:,}")
 
 
 def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:

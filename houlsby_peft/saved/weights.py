@@ -6,9 +6,9 @@ PEFT leaves weights that the file lacks at random, and accepts weights of any dt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
@@ -57,9 +57,8 @@ def read_shapes(folder: Path) -> dict[str, torch.Size] | None:
     """
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if file.is_file():
-        file.open(
-            "rb"
-        ).close()  # safetensors says of a file that may not be read that it is missing
+        # safetensors says of a file that may not be read that it is missing.
+        file.open("rb").close()
         try:
             with safe_open(file, framework="pt") as weights:
                 names = list(weights.keys())
@@ -104,39 +103,30 @@ def translate(
 def check_at_hand(weights: Mapping[str, Any]) -> None:
     """Refuse to save, copy or replace weights of which this process does not hold the whole."""
     for name, weight in weights.items():
-        if not isinstance(weight, torch.Tensor):
-            _refuse_elsewhere(name, "quantized")
-        if weight.is_meta:
-            _refuse_elsewhere(name, "offloaded")
-        if hasattr(weight, "full_tensor"):
-            _refuse_part(name, "a DTensor (FSDP2)")
-        if weight.numel() == 0:
-            _refuse_part(name, "which is empty (ZeRO-3)")
+        if not isinstance(weight, torch.Tensor) or weight.is_meta:
+            state = "offloaded" if isinstance(weight, torch.Tensor) else "quantized"
+            raise ValueError(
+                "An adapter's weights must be in memory and not quantized to be saved, copied or "
+                f"initialized; got {name}, which is {state}. Do it before the model is offloaded "
+                "or quantized."
+            )
+        is_part = hasattr(weight, "full_tensor")
+        if is_part or weight.numel() == 0:
+            state = "a DTensor (FSDP2)" if is_part else "which is empty (ZeRO-3)"
+            raise ValueError(
+                "An adapter's weights must be gathered before they are saved; this process holds "
+                f"only a part of {name}, {state}. On every process: "
+                "weights = accelerator.get_state_dict(wrapped_model); then "
+                "accelerator.unwrap_model(wrapped_model).save_pretrained(folder, "
+                "state_dict=weights, is_main_process=accelerator.is_main_process). transformers' "
+                "Trainer does this automatically."
+            )
         if weight.is_floating_point() and not weight.isfinite().all():
             raise ValueError(
                 f"An adapter's weights must be finite to be saved, copied or initialized; {name} "
                 "has NaN or infinite values. Its training has diverged: use an earlier checkpoint, "
                 "or a smaller learning rate."
             )
-
-
-def _refuse_elsewhere(name: str, how: str) -> NoReturn:
-    raise ValueError(
-        "An adapter's weights must be in memory and not quantized to be saved, copied or "
-        f"initialized; got {name}, which is {how}. Do it before the model is offloaded or "
-        "quantized."
-    )
-
-
-def _refuse_part(name: str, which: str) -> NoReturn:
-    raise ValueError(
-        "An adapter's weights must be gathered before they are saved; this process holds only a "
-        f"part of {name}, {which}. On every process: "
-        "weights = accelerator.get_state_dict(wrapped_model); then "
-        "accelerator.unwrap_model(wrapped_model).save_pretrained(folder, state_dict=weights, "
-        "is_main_process=accelerator.is_main_process). transformers' Trainer does this "
-        "automatically."
-    )
 
 
 def check_tensors(
@@ -194,7 +184,24 @@ def check_shapes(
     Further tensors are allowed if they are not an adapter's, such as a resized embedding that PEFT
     has saved.
     """
-    problems = [*_find_other_names(expected, shapes), *_find_other_shapes(expected, shapes)]
+    problems = []
+    missing = [name for name in expected if name not in shapes]
+    if missing:
+        problems.append(f"it lacks {first_of(missing)}")
+    unknown = [name for name in shapes if name not in expected]
+    if not missing:
+        unknown = [name for name in unknown if f".{PREFIX}" in name]
+    if unknown:
+        problems.append(
+            f"it has {first_of(unknown)}, which this model and configuration have no place for"
+        )
+    of_other_shape = []
+    for name in sorted(expected.keys() & shapes.keys()):
+        shape, needed = tuple(shapes[name]), tuple(expected[name])
+        if shape != needed:
+            of_other_shape.append(f"{name} has the shape {shape}, the model needs {needed}")
+    if of_other_shape:
+        problems.append(first_of(of_other_shape))
     if problems:
         raise AdapterError(
             "The weights of a Houlsby adapter must fit its configuration and the base model; those "
@@ -202,33 +209,6 @@ def check_shapes(
             "it was trained on, with its own adapter_config.json. For a new adapter with the same "
             "settings, use dataclasses.replace(config, inference_mode=False)."
         )
-
-
-def _find_other_names(
-    expected: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]
-) -> Iterator[str]:
-    """Yield which tensors an adapter lacks, and which it has beyond those that are expected."""
-    missing = [name for name in expected if name not in shapes]
-    if missing:
-        yield f"it lacks {first_of(missing)}"
-    unknown = [name for name in shapes if name not in expected]
-    if not missing:
-        unknown = [name for name in unknown if f".{PREFIX}" in name]
-    if unknown:
-        yield f"it has {first_of(unknown)}, which this model and configuration have no place for"
-
-
-def _find_other_shapes(
-    expected: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]
-) -> Iterator[str]:
-    """Yield which tensors have another shape than expected."""
-    wrong = []
-    for name in sorted(expected.keys() & shapes.keys()):
-        shape, needed = tuple(shapes[name]), tuple(expected[name])
-        if shape != needed:
-            wrong.append(f"{name} has the shape {shape}, the model needs {needed}")
-    if wrong:
-        yield first_of(wrong)
 
 
 def first_of(items: Sequence[str]) -> str:

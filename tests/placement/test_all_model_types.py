@@ -44,7 +44,7 @@ SAMPLE = {
     "sam2",  # width changes, and a decoder
     "swin",  # stages
     "t5",  # sub-layers in a list
-    "timesfm",  # a square feed-forward
+    "timesfm",  # a square feed-forward, of which either layer could be the end
     "xlm",  # attentions in a list of their own
 }  # fmt: skip
 
