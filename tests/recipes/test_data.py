@@ -83,9 +83,9 @@ class TestFiles:
         [
             ("a.csv", 'text,label\na,1\n"b,2\nc,1\n', "EOF inside string"),
             ("a.csv", "text,label\n", "no rows"),
-            ("a.json", "1", "must hold a list of objects"),
+            ("a.json", "1", "must be a JSON object, got 1"),
             ("a.conll", "Ada B-PER\nvisits\n", "line 2 must have a word and a tag, got 'visits'"),
-            ("a.xlsx", "PK", "is no spreadsheet that can be read"),
+            ("a.xlsx", "PK", "no rows"),
             ("a.docx", "PK", r"must end in one of \.parquet"),
         ],
     )
