@@ -2,8 +2,8 @@
 
 from .columns import LABEL_COLUMNS, check_number_of_texts, find_text_columns, is_title, match_column
 from .content import read_content, read_text, suffix_of
-from .reader import OTHER_NAMES, read_table
-from .table import READ, Row, Table
+from .reader import read_table
+from .table import OTHER_NAMES, READ, Row, Table
 from .writer import WRITTEN, check_written, defused, write_table
 
 

@@ -43,6 +43,12 @@ LABEL_COLUMNS = (
     "étiquette", "catégorie", "classe", "sujet", "etichetta", "rótulo", "categorie",
     "标签", "类别", "分类", "情感", "ラベル", "метка", "категория",
 )  # fmt: skip
+# One of them shows that a row is a header.
+USUAL_NAMES = {
+    *sum(TEXT_COLUMNS, ()),
+    *LABEL_COLUMNS,
+    *("id", "idx", "index", "date", "datum", "name", "answer", "split"),
+}
 
 
 def match_column(columns: Sequence[str], name: str) -> str | None:

@@ -5,34 +5,27 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import io
 import lzma
-import unicodedata
 import zipfile
 import zlib
-from collections import Counter
-from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import AdapterError, shortened
 
 
-# The first bytes of compressed files, and what opens these files.
-_COMPRESSIONS: dict[bytes, Any] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-}
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
-_ZIP = b"PK\x03\x04"
 _MOST_UNPACKED = 2**30
 # The usual encodings of files that are not UTF-8, for Latin letters, Cyrillic, Greek, Hebrew,
 # Arabic, Thai, Chinese, Japanese and Korean.
-_ENCODINGS = (
+_ENCODINGS = [
     *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp874"),
     *("gb18030", "big5", "cp932", "euc_jp", "cp949"),
-)
-_SAMPLED = 200_000  # bytes from which an encoding is guessed
+]
+_SAMPLED = 200_000  # bytes by which an encoding is told
+_DAMAGED = "\ufffd"  # what Python decodes in place of bytes that are not UTF-8
+_FIRST_GREEK = "\u0370"  # the letters before it are Latin
 
 
 def suffix_of(path: Path) -> str:
@@ -46,71 +39,69 @@ def read_content(path: Path) -> bytes:
     """Return the bytes of a file; of a compressed one, what is inside."""
     if path.exists() and not path.is_file():  # a device or a pipe might never end
         raise AdapterError(f"{path} must be a file.")
-    with path.open("rb") as file:
-        start = file.read(8)
-    try:
-        if start.startswith(_ZIP) and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                unpacked = sum(member.file_size for member in archive.infolist())
-                if {"xl/workbook.xml", "xl/workbook.bin", "content.xml"} & {*archive.namelist()}:
-                    content = path.read_bytes()  # a spreadsheet
-                elif unpacked <= _MOST_UNPACKED:
-                    content = archive.read(_only_file(path, archive))
-        else:
-            for signature, open_compressed in _COMPRESSIONS.items():
-                if start.startswith(signature):
-                    with open_compressed(path) as file:
-                        content = file.read(_MOST_UNPACKED + 1)
-                    unpacked = len(content)
-                    break
-            else:
-                return path.read_bytes()
-    except (EOFError, OSError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as e:
-        raise AdapterError(f"{path} cannot be unpacked: {shortened(str(e))}.") from e
-    if unpacked > _MOST_UNPACKED:
-        raise AdapterError(f"{path} unpacks to more than 1 GB. Unpack it before.")
+    content = path.read_bytes()
+    for signature, unpack in _UNPACKED_BY.items():
+        if not content.startswith(signature):
+            continue
+        try:
+            with unpack(io.BytesIO(content)) as inner:
+                content = inner.read(_MOST_UNPACKED + 1)
+        except _UNPACKING_ERRORS as error:
+            raise AdapterError(f"{path} cannot be unpacked: {shortened(str(error))}.") from error
+        if len(content) > _MOST_UNPACKED:
+            raise AdapterError(f"{path} unpacks to more than 1 GB. Unpack it before.")
     return content
 
 
-def _only_file(path: Path, archive: zipfile.ZipFile) -> str:
-    """Return the name of the one file in an archive, beside those that macOS adds."""
-    names = []
-    for name in archive.namelist():
-        if not name.endswith("/") and not name.startswith("__MACOSX/"):
-            names.append(name)
+def _open_only_file(packed: IO[bytes]) -> IO[bytes]:
+    """Open the one file in an archive, beside those that macOS adds; a spreadsheet stays packed."""
+    archive = zipfile.ZipFile(packed)
+    names = [name for name in archive.namelist() if not name.endswith("/")]
+    if {"xl/workbook.xml", "content.xml"} & {*names}:
+        packed.seek(0)
+        return packed
+    names = [name for name in names if not name.startswith("__MACOSX/")]
     if len(names) != 1:
-        raise AdapterError(
-            f"{path} must hold one file, it holds {', '.join(names[:5]) or 'none'}. Unpack it, and "
-            "give the file or the folder."
-        )
-    return names[0]
+        listed = ", ".join(names[:5]) or "none"
+        raise OSError(f"it must hold one file, it holds {listed}; unpack it and give the folder")
+    return archive.open(names[0])
+
+
+_UNPACKING_ERRORS = (
+    *(EOFError, OSError, RuntimeError, zlib.error, lzma.LZMAError),
+    zipfile.BadZipFile,
+)
+# What opens compressed files, by their first bytes.
+_UNPACKED_BY: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"PK\x03\x04": _open_only_file,
+}
 
 
 def read_text(path: Path, encoding: str | None = None) -> str:
-    """Return the text of a file in an encoding, by default the one that `find_encoding` returns."""
+    """Return the text of a file in an encoding, by default the one that is found."""
     return decode(path, read_content(path), encoding)[0]
 
 
 def decode(path: Path, content: bytes, encoding: str | None = None) -> tuple[str, str]:
     """Return the text of a file's content, and its encoding."""
-    encoding = encoding or find_encoding(path, content)
+    encoding = encoding or _find_encoding(path, content)
     try:
         return content.decode(encoding), encoding
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise AdapterError(
-            f"{path}, line {line}: it is not {encoding}. Name the encoding of the file with "
-            "--encoding."
+            f"{path}, line {line}: it is not {encoding}. Name the encoding with --encoding."
         ) from error
 
 
-def find_encoding(path: Path, content: bytes) -> str:
-    """Return the encoding of a text.
+def _find_encoding(path: Path, content: bytes) -> str:
+    """Return the encoding of a text: by a byte order mark, UTF-8, or what charset-normalizer finds.
 
-    It is "utf-8", with a byte order mark "utf-8-sig" or "utf-16", or the one that
-    charset-normalizer finds. Western and other Latin alphabets cannot be told apart safely: they
-    count as "cp1252", that of Western Windows. A text that is UTF-8 for the most part, but not all
-    of it, is refused.
+    Western and other Latin alphabets cannot be told apart safely: they count as "cp1252", that of
+    Western Windows. A text that is UTF-8 for the most part, but not all of it, is refused.
     """
     start = content[:_SAMPLED]
     if start.startswith(codecs.BOM_UTF8):
@@ -121,25 +112,17 @@ def find_encoding(path: Path, content: bytes) -> str:
     for encoding, high_bytes in (("utf-16-le", start[1::2]), ("utf-16-be", start[::2])):
         if high_bytes.count(0) > len(start) / 8:
             return encoding
-    lines_of_utf8, lines_of_others = 0, []
-    for number, line in enumerate(BytesIO(content), start=1):
-        try:
-            lines_of_utf8 += len(line.decode()) < len(line)
-        except UnicodeDecodeError:
-            lines_of_others.append(number)
-    if not lines_of_others:
+    text = content.decode(errors="replace")
+    if text.encode() == content:
         return "utf-8"
-    if len(lines_of_others) <= lines_of_utf8:
-        raise AdapterError(
-            f"{path}: line {lines_of_others[0]} is not UTF-8 like the rest. Correct this line."
-        )
+    damaged = text.count(_DAMAGED)
+    others = sum(not letter.isascii() for letter in text) - damaged
+    if damaged <= others:
+        line = text.count("\n", 0, text.index(_DAMAGED)) + 1
+        raise AdapterError(f"{path}: line {line} is not UTF-8 like the rest. Correct this line.")
     from charset_normalizer import from_bytes
 
-    guess = from_bytes(start, cp_isolation=list(_ENCODINGS)).best()
-    alphabets: Counter[str] = Counter()
-    for letter in str(guess or ""):
-        if letter.isalpha() and not letter.isascii():
-            alphabets[unicodedata.name(letter, "").partition(" ")[0]] += 1
-    if guess is None or max(alphabets, key=alphabets.__getitem__, default="LATIN") == "LATIN":
-        return "cp1252"
-    return guess.encoding
+    guess = from_bytes(start, cp_isolation=_ENCODINGS).best()
+    letters = [letter for letter in str(guess or "") if not letter.isascii() and letter.isalpha()]
+    is_latin = 2 * sum(letter < _FIRST_GREEK for letter in letters) >= len(letters)
+    return "cp1252" if guess is None or is_latin else guess.encoding

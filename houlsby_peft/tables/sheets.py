@@ -12,7 +12,11 @@ from .table import Cells, Table
 
 
 _MOST_CELLS = 50_000_000  # of a sheet, whose empty ones take memory as well
-_CELL = re.compile(rb'<c r="([A-Z]{1,3})(\d{1,7})"')
+_MOST_UNPACKED = 2**30
+# Of .xlsx, a cell with its place; of .ods, a row and a cell that is not empty or is repeated.
+_XLSX_CELL = re.compile(rb'<c r="([A-Z]{1,3})(\d{1,7})"')
+_ODS_PART = re.compile(rb"<table:table-(row|cell)\b([^>]*)>")
+_ODS_REPEATED = re.compile(rb'number-(?:rows|columns)-repeated="(\d{1,9})"')
 _HIDDEN_ROW = re.compile(rb'<row [^>]*hidden="(?:1|true)"')
 
 
@@ -20,58 +24,49 @@ def read_sheet(table: Table, content: bytes) -> Cells:
     """Return the cells of the first sheet with a table as texts, the empty rows included."""
     from python_calamine import CalamineError, CalamineWorkbook
 
-    _check_size(table, content)
-    cells: Cells = []
     try:
+        _check_size(table, content)
         book = CalamineWorkbook.from_filelike(io.BytesIO(content))
         for name in book.sheet_names:
             sheet = book.get_sheet_by_name(name)
-            cells = []
+            cells: Cells = []
             for row in sheet.to_python(skip_empty_area=False):
                 cells.append([_as_text(value) for value in row])
             if sum(map(any, cells)) > 1:
                 break
-    except CalamineError as error:
+    except (CalamineError, zipfile.BadZipFile) as error:
         raise AdapterError(f"{table.path} is no spreadsheet that can be read: {error}.") from error
     if len(book.sheet_names) > 1:
         table.notes.append(f"the sheet {name!r} is read, and no other")
-    filled = 0
     for (top, left), (bottom, _) in sheet.merged_cell_ranges or ():
         for row_number in range(top + 1, min(bottom + 1, len(cells))):
             cells[row_number][left] = cells[top][left]
-            filled += 1
-    if filled:
-        table.notes.append(f"{filled:,} cells below the first of merged ones have its value")
-    widths = [len(list(filter(None, row))) for row in cells]
-    for position, width in enumerate(widths):
-        if 2 * width > max(widths):
-            if any(widths[:position]):
-                table.notes.append(f"the table begins in row {position + 1}, below a title")
-            cells[:position] = [[]] * position
-            break
-    return cells
+    if sheet.merged_cell_ranges:
+        table.notes.append("merged cells have their value in each row")
+    widths = [sum(map(bool, row)) for row in cells]
+    first = [2 * width > max(widths) for width in widths].index(True) if any(widths) else 0
+    if any(widths[:first]):
+        table.notes.append(f"the table begins in row {first + 1}, below a title")
+    return [[]] * first + cells[first:]
 
 
 def _check_size(table: Table, content: bytes) -> None:
     """Refuse a workbook that would fill the memory, before it is read; note hidden rows."""
-    if not zipfile.is_zipfile(io.BytesIO(content)):
+    if table.format == ".xls":  # which has at most 65,536 rows and 256 columns
         return
+    hidden = 0
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        if sum(member.file_size for member in archive.infolist()) > 2**30:
+        if sum(member.file_size for member in archive.infolist()) > _MOST_UNPACKED:
             raise AdapterError(f"{table.path} unpacks to more than 1 GB. Save it as .csv.")
-        hidden = 0
         for name in archive.namelist():
-            if not name.startswith("xl/worksheets/"):
+            if name.startswith("xl/worksheets/"):
+                sheet = archive.read(name)
+                hidden += len(_HIDDEN_ROW.findall(sheet))
+                rows, columns = _size_of_xlsx(sheet)
+            elif name == "content.xml":
+                rows, columns = _size_of_ods(archive.read(name))
+            else:
                 continue
-            sheet = archive.read(name)
-            hidden += len(_HIDDEN_ROW.findall(sheet))
-            rows, columns = 1, 1
-            for letters, number in _CELL.findall(sheet):
-                rows = max(rows, int(number))
-                column = 0
-                for letter in letters:
-                    column = 26 * column + letter - ord("A") + 1
-                columns = max(columns, column)
             if rows * columns > _MOST_CELLS:
                 raise AdapterError(
                     f"{table.path}: a sheet has {rows:,} rows and {columns:,} columns. Delete the "
@@ -79,6 +74,32 @@ def _check_size(table: Table, content: bytes) -> None:
                 )
     if hidden:
         table.notes.append(f"{hidden:,} rows are hidden, as by a filter, and are read as well")
+
+
+def _size_of_xlsx(sheet: bytes) -> tuple[int, int]:
+    """Return the row and the column of the last cells in a sheet, from 1 on."""
+    rows, columns = 1, 1
+    for letters, number in _XLSX_CELL.findall(sheet):
+        column = 0
+        for letter in letters:
+            column = 26 * column + letter - ord("A") + 1
+        rows, columns = max(rows, int(number)), max(columns, column)
+    return rows, columns
+
+
+def _size_of_ods(sheets: bytes) -> tuple[int, int]:
+    """Return the row and the column of the last cells with content in any sheet, from 1 on."""
+    rows, columns, row, column = 1, 1, 0, 0
+    for kind, attributes in _ODS_PART.findall(sheets):
+        repeated = _ODS_REPEATED.search(attributes)
+        count = int(repeated[1]) if repeated else 1
+        if kind == b"row":
+            row, column = row + count, 0
+        else:
+            column += count
+            if not attributes.endswith(b"/"):  # it has content
+                rows, columns = max(rows, row), max(columns, column)
+    return rows, columns
 
 
 def _as_text(value: Any) -> str:

@@ -17,6 +17,7 @@ Cells = list[list[str]]
 # preferred.
 SEPARATED, SHEETS = {".csv": ",", ".tsv": "\t"}, (".xlsx", ".xlsm", ".xls", ".ods")
 READ = (".parquet", *SEPARATED, ".jsonl", ".json", *SHEETS, ".txt")
+OTHER_NAMES = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".tab": ".tsv", ".pq": ".parquet"}
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Sequence
@@ -40,10 +39,11 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
     kept, and the byte order mark by which Excel recognizes UTF-8. Lists and objects become JSON
     text in the formats that have none. In a spreadsheet, no text is a formula.
     """
+    import pandas as pd
+
     format_ = check_written(path)
     part = path.with_name(f"{path.name}.part")
-    new = [name for name in added if name not in like.columns]
-    columns = [*like.columns, *new]
+    columns = list(dict.fromkeys([*like.columns, *added]))
     if format_ in (".jsonl", ".json"):
         lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
         begin, between, end = ("[", ",\n", "]\n") if format_ == ".json" else ("", "\n", "\n")
@@ -57,44 +57,32 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
     else:
         cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
         if format_ == ".xlsx":
-            _write_sheet(part, columns, cells)
+            _write_sheet(part, pd.DataFrame(cells, columns=columns, dtype=object))
         else:
             width = len(like.columns)
             cells = [[*line[:width], *map(defused, line[width:])] for line in cells]
-            _write_separated(part, columns, cells, format_, like)
+            separator, encoding = "\t" if format_ == ".tsv" else ",", "utf-8"
+            if format_ == like.format == ".csv":
+                separator = like.separator
+                encoding = like.encoding if like.encoding == "utf-8-sig" else encoding
+            frame = pd.DataFrame(cells, columns=columns, dtype=object)
+            frame.to_csv(part, sep=separator, index=False, encoding=encoding, lineterminator="\n")
     part.replace(path)
 
 
-def _write_sheet(path: Path, columns: Sequence[str], cells: Sequence[Sequence[Any]]) -> None:
-    from openpyxl import Workbook
-    from openpyxl.cell import WriteOnlyCell
+def _write_sheet(path: Path, frame: Any) -> None:
+    """Write a data frame as .xlsx, in which a text that begins like a formula is a text."""
+    import pandas as pd
 
-    book = Workbook(write_only=True)
-    sheet = book.create_sheet()
-    for line in (columns, *cells):
-        row = []
-        for value in line:
-            is_text = isinstance(value, str)
-            cell = WriteOnlyCell(sheet, printable(value) if is_text else value)
-            if is_text:
-                cell.data_type = "s"  # also if it begins like a formula
-            row.append(cell)
-        sheet.append(row)
-    book.save(path)
-
-
-def _write_separated(
-    path: Path, columns: Sequence[str], cells: Sequence[Sequence[Any]], format_: str, like: Table
-) -> None:
-    encoding, separator = "utf-8", "\t" if format_ == ".tsv" else ","
-    if format_ == like.format == ".csv":
-        separator = like.separator
-        if like.encoding == "utf-8-sig":
-            encoding = like.encoding
-    with path.open("w", encoding=encoding, newline="") as file:
-        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(cells)
+    frame = frame.rename(columns=printable).map(
+        lambda cell: printable(cell) if isinstance(cell, str) else cell
+    )
+    with path.open("wb") as file, pd.ExcelWriter(file, engine="openpyxl") as writer:
+        frame.to_excel(writer, index=False)
+        for row in writer.book.active.iter_rows():
+            for cell in row:
+                if cell.data_type == "f":
+                    cell.data_type = "s"
 
 
 def _as_text(value: Any) -> Any:

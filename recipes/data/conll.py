@@ -1,7 +1,7 @@
 """Files with a word per line and its tags in columns, in the dialects in which people have them.
 
 CoNLL-2003 has the word first and the tag last, CoNLL-U and GermEval have an index before the word,
-others have the tag first. Which columns are read is said in the log; what is unclear is asked for.
+Which columns are read is said in the log. A file that seems to have the tag first is refused.
 """
 
 import re
@@ -52,16 +52,19 @@ def read_conll(
     width = widths.most_common(1)[0][0] if widths else 0
     sentences = list(_read_sentences(path, text, separator, width))
     if not sentences:
-        return Dataset.from_dict({"tokens": [], "tags": [], WHERE: []})
-    columns = _find_columns(path, sentences, width, word_column, tag_column)
+        raise RecipeError(f"{path} has no rows. Give a file with some.")
+    word_index, tag_index, has_index = _find_columns(
+        path, sentences, width, word_column, tag_column
+    )
     rows = []
     for sentence in sentences:
-        words = [fields for fields in sentence.words if not columns.is_left_out(fields)]
         tokens, tags = [], []
-        for fields in words:
+        for fields in sentence.words:
+            if has_index and _NO_WORD.fullmatch(fields[0]):
+                continue
             # A word with blanks, as "New York", is several, of which predictions are made.
-            for number, word in enumerate(fields[columns.word].split()):
-                tag = fields[columns.tag]
+            for number, word in enumerate(fields[word_index].split()):
+                tag = fields[tag_index]
                 tokens.append(word)
                 tags.append(inside_of(tag) if number else tag)
         rows.append({"tokens": tokens, "tags": tags, WHERE: f"line {sentence.line}"})
@@ -84,14 +87,10 @@ def _read_sentences(
                 yield sentence
             sentence = None
             continue
-        if len(fields) < 2:
+        if len(fields) < max(2, width):
             raise RecipeError(
-                f"{path}: line {number} must have a word and a tag, got {line.strip()[:50]!r}."
-            )
-        if len(fields) < width:
-            raise RecipeError(
-                f"{path}: line {number} must have {width} columns like the others, got "
-                f"{line.strip()[:50]!r}."
+                f"{path}: line {number} must have {max(2, width)} columns, such as a word and a "
+                f"tag, got {line.strip()[:50]!r}."
             )
         if sentence is None:
             sentence = _Sentence(number, [])
@@ -100,39 +99,30 @@ def _read_sentences(
         yield sentence
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The columns of the words and of their tags, from 0 on, and whether an index is before."""
-
-    word: int
-    tag: int
-    has_index: bool
-
-    def is_left_out(self, fields: Sequence[str]) -> bool:
-        """Return whether a line is a range of words, or a word that is not written."""
-        return self.has_index and bool(_NO_WORD.fullmatch(fields[0]))
-
-
 def _find_columns(
     path: Path,
     sentences: Sequence[_Sentence],
     width: int,
     word_column: int | None,
     tag_column: int | None,
-) -> _Columns:
-    """Return the columns that the user has named, and those that the file tells; log them."""
-    _check_column("word", word_column, path, width)
-    _check_column("tag", tag_column, path, width)
+) -> tuple[int, int, bool]:
+    """Return the columns of words and of tags, from 0 on, and whether an index is before them.
+
+    They are those that the user has named, or that the file tells; the log says which.
+    """
+    for name, column in (("word", word_column), ("tag", tag_column)):
+        if column is not None and not 1 <= column <= width:
+            raise RecipeError(
+                f"--{name}_column must be from 1 to {width}, the columns of {path}; got {column}."
+            )
     has_index = width > 2 and _counts_up(sentences)
+    word, tag = (2 if has_index else 1), width
     if has_index and width == _CONLLU_FIELDS:
         word, tag = _CONLLU_WORD, _CONLLU_TAG
-    elif has_index:
-        has_inner = width > 3 and _repeats_kinds(sentences, width)
-        word, tag = 2, width - 1 if has_inner else width
-    elif width == 2 and word_column is None and tag_column is None:
-        word, tag = _order(path, sentences)
-    else:
-        word, tag = 1, width
+    elif has_index and width > 3 and _repeats_kinds(sentences, width):
+        tag = width - 1
+    if width == 2 and word_column is None and tag_column is None:
+        _check_order(path, sentences)
     word, tag = word_column or word, tag_column or tag
     if word == tag:
         raise RecipeError(f"{path}: --word_column and --tag_column must differ.")
@@ -141,14 +131,7 @@ def _find_columns(
             f"{path}: words from column {word} of {width}, tags from column {tag}; to choose "
             "others, give --word_column and --tag_column"
         )
-    return _Columns(word - 1, tag - 1, has_index)
-
-
-def _check_column(name: str, column: int | None, path: Path, width: int) -> None:
-    if column is not None and not 1 <= column <= width:
-        raise RecipeError(
-            f"--{name}_column must be from 1 to {width}, the columns of {path}; got {column}."
-        )
+    return word - 1, tag - 1, has_index
 
 
 def _counts_up(sentences: Sequence[_Sentence]) -> bool:
@@ -174,21 +157,15 @@ def _repeats_kinds(sentences: Sequence[_Sentence], width: int) -> bool:
     return are_entities and kinds_of(inner) <= kinds_of(outer) and outer["O"] <= inner["O"]
 
 
-def _order(path: Path, sentences: Sequence[_Sentence]) -> tuple[int, int]:
-    """Return the columns of the word and of the tag in a file with two of them.
-
-    There are fewer different tags than words.
-    """
+def _check_order(path: Path, sentences: Sequence[_Sentence]) -> None:
+    """Refuse two columns of which the second has more different values, as words have."""
     first, second = _values(sentences, 0), _values(sentences, 1)
-    if first.total() < _FEWEST_WORDS or len(second) <= len(first):
-        return 1, 2
-    if all(map(is_entity_tag, first)):
-        return 2, 1
-    raise RecipeError(
-        f"{path} has {len(first)} different values in its first column and {len(second)} in its "
-        "second one, but a file has more words than tags. Say which is which: --word_column 2 "
-        "--tag_column 1, or the reverse."
-    )
+    if first.total() >= _FEWEST_WORDS and len(second) > len(first):
+        raise RecipeError(
+            f"{path} has {len(first)} different values in its first column and {len(second)} in "
+            "its second one, but a file has more words than tags. Say which is which: "
+            "--word_column 2 --tag_column 1, or the reverse."
+        )
 
 
 def _values(sentences: Iterable[_Sentence], column: int) -> Counter[str]:

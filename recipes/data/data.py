@@ -141,16 +141,14 @@ def check_columns(
     missing = [column for column in needed if column not in data.column_names]
     if missing:
         raise RecipeError(
-            f"{name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has "
-            f"{', '.join(columns_of(data))}. Rename the columns of the file, or name others where "
-            "a flag does."
+            f"{name} lacks the columns {', '.join(missing)}; it has {', '.join(columns_of(data))}. "
+            "Rename the columns of the file, or name others with flags."
         )
     for column in text_columns:
         for row, text in enumerate(data[column]):
             if not isinstance(text, str):
                 raise RecipeError(
-                    f"{name}: column {column!r} must hold text, {locate(data, row)} has {text!r}. "
-                    "Give it a text, or leave the row out."
+                    f"{name}: column {column!r} must hold text, {locate(data, row)} has {text!r}."
                 )
 
 
@@ -159,22 +157,15 @@ def with_strings(data: Dataset, text_columns: Sequence[str]) -> Dataset:
     for column in text_columns:
         type_ = data.features.get(column)
         if isinstance(type_, Value) and "binary" not in type_.dtype:
-            texts = []
-            for value in data[column]:
-                if value is None:
-                    texts.append("")
-                else:
-                    texts.append(str(value))
+            texts = ["" if value is None else str(value) for value in data[column]]
             data = data.remove_columns(column).add_column(column, texts)
     return data
 
 
 def rows_with_text(data: Dataset, name: str, text_columns: Sequence[str]) -> Dataset:
     """Return the rows with text in any of the columns; report those with blanks only."""
-    rows = []
-    for row, texts in enumerate(rows_of(data, text_columns)):
-        if "".join(texts).strip():
-            rows.append(row)
+    texts = map("".join, rows_of(data, text_columns))
+    rows = [row for row, text in enumerate(texts) if text.strip()]
     if not rows:
         raise RecipeError(
             f"{name} must hold text; all its {len(data):,} rows are empty. Give examples with text."
@@ -185,11 +176,10 @@ def rows_with_text(data: Dataset, name: str, text_columns: Sequence[str]) -> Dat
 def keep_rows(data: Dataset, rows: Sequence[int], name: str, reason: str) -> Dataset:
     """Return some rows of the split `name`; report the others, and why they are left out."""
     left_out = sorted({*range(len(data))}.difference(rows))
-    if not left_out:
-        return data
-    count = f"{len(left_out):,} row{'s' * (len(left_out) > 1)}"
-    log(f"{name}: {count} {reason} left out ({locate_first(data, left_out)})")
-    return data.select(rows)
+    if left_out:
+        count = f"{len(left_out):,} row{'s' * (len(left_out) > 1)}"
+        log(f"{name}: {count} {reason} left out ({locate_first(data, left_out)})")
+    return data.select(rows) if left_out else data
 
 
 def sample(data: Dataset, size: int | None) -> Dataset:

@@ -24,38 +24,31 @@ def read_export(rows: Sequence[Row]) -> tuple[str, list[Row]] | None:
 
     None: no known tool has.
     """
+    tool, read_row, sign = None, None, frozenset[str]()
     column = _doccano_column(rows)
     if column is not None:
-        return "doccano", _read_rows("doccano", rows, partial(_read_doccano, column=column))
-    for tool, (is_its_row, read_row) in _TOOLS.items():
-        others = [row[WHERE] for row in rows if not is_its_row(row)]
-        if not others:
-            examples = _read_rows(tool, rows, read_row)
-            disputed = 0
-            if is_its_row is _is_label_studio:
-                disputed = sum(len(_count_answers(row)) > 1 for row in rows)
-            if disputed:
-                log(f"note: the annotations of {disputed:,} texts differ; the most frequent counts")
-            return tool, examples
-        if len(others) < len(rows):
-            raise RecipeError(
-                f"{len(others):,} rows are not like the others, which {tool} has exported, such as "
-                f"{others[0]}. Correct them, or leave them out."
-            )
-    return None
-
-
-def _read_rows(tool: str, rows: Sequence[Row], read_row: Callable[[Row], list[Row]]) -> list[Row]:
+        tool, read_row = "doccano", partial(_read_doccano, column=column)
+    for name, (names, read) in _TOOLS.items():
+        if tool is None and any(names <= row.keys() for row in rows):
+            tool, read_row, sign = name, read, names
+    if tool is None or read_row is None:
+        return None
     examples = []
     for row in rows:
         try:
+            if not sign <= row.keys():
+                raise KeyError(*sorted(sign - row.keys()))
             examples += [{**example, WHERE: row[WHERE]} for example in read_row(row)]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise RecipeError(
                 f"{row[WHERE]} is not as {tool} exports it: {type(error).__name__} {error}. "
                 "Correct it, or leave it out."
             ) from error
-    return examples
+    if read_row is _read_label_studio:
+        disputed = sum(len(_count_answers(row)) > 1 for row in rows)
+        if disputed:
+            log(f"note: the annotations of {disputed:,} texts differ; the most frequent counts")
+    return tool, examples
 
 
 def as_span(start: Any, end: Any, label: Any) -> Span:
@@ -65,10 +58,6 @@ def as_span(start: Any, end: Any, label: Any) -> Span:
 
 # Label Studio: a task has `data`, and `annotations` with results. JSON-MIN and CSV have them side
 # by side.
-
-
-def _is_label_studio(row: Row) -> bool:
-    return isinstance(row.get("data"), Mapping) and isinstance(row.get("annotations"), list)
 
 
 def _read_label_studio(row: Row) -> list[Row]:
@@ -108,10 +97,6 @@ def _read_results(results: Sequence[Mapping[str, Any]]) -> Row:
     return answer or {"label": []}
 
 
-def _is_label_studio_min(row: Row) -> bool:
-    return "annotation_id" in row and "annotator" in row
-
-
 def _read_label_studio_min(row: Row) -> list[Row]:
     example: Row = {}
     for name, value in row.items():
@@ -137,10 +122,6 @@ def _list(value: Any) -> list[Any]:
 
 
 # Prodigy: `answer` says whether the annotator has accepted the labels; each row has hashes.
-
-
-def _is_prodigy(row: Row) -> bool:
-    return {"_input_hash", "_task_hash", "answer"} <= row.keys()
 
 
 def _read_prodigy(row: Row) -> list[Row]:
@@ -192,11 +173,6 @@ def _read_doccano(row: Row, column: str) -> list[Row]:
 # SQuAD's own files: articles with paragraphs, which have questions.
 
 
-def _is_squad(row: Row) -> bool:
-    paragraphs = row.get("paragraphs")
-    return isinstance(paragraphs, list) and all("qas" in paragraph for paragraph in paragraphs)
-
-
 def _read_squad(row: Row) -> list[Row]:
     examples = []
     for paragraph in row["paragraphs"]:
@@ -213,9 +189,10 @@ def _read_squad(row: Row) -> list[Row]:
     return examples
 
 
-_TOOLS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], list[Row]]]] = {
-    "Label Studio": (_is_label_studio, _read_label_studio),
-    "Label Studio (JSON-MIN)": (_is_label_studio_min, _read_label_studio_min),
-    "Prodigy": (_is_prodigy, _read_prodigy),
-    "SQuAD": (_is_squad, _read_squad),
+# The columns by which an export of a tool is known, and what reads its rows.
+_TOOLS: dict[str, tuple[frozenset[str], Callable[[Row], list[Row]]]] = {
+    "Label Studio": (frozenset({"data", "annotations"}), _read_label_studio),
+    "Label Studio (JSON-MIN)": (frozenset({"annotation_id", "annotator"}), _read_label_studio_min),
+    "Prodigy": (frozenset({"_input_hash", "_task_hash", "answer"}), _read_prodigy),
+    "SQuAD": (frozenset({"paragraphs"}), _read_squad),
 }

@@ -143,11 +143,10 @@ class LabelColumn:
         items = read_list(value) if self.are_lists or isinstance(value, list) else None
         if items is not None:
             return list(compress(self.flags, items)) if self.flags else items
-        if self.separator is not None:
-            return _parts("" if value is None else str(value), self.separator)
+        text = "" if value is None else str(value)
         if self.are_lists:
-            return [value] if str(value or "").strip() else []
-        return None
+            return [value] if text.strip() else []
+        return None if self.separator is None else _parts(text, self.separator)
 
     def _read_class(self, value: Any, declared: Sequence[str]) -> str | None:
         """Return the name of a class, or a number as text; None if it is missing."""
@@ -267,31 +266,31 @@ def _refuse_other_forms(
     problem_type: str | None,
 ) -> None:
     """Refuse what would become classes that nobody means."""
-    forms = [_find_other_form(value, items) for value, items in zip(values, lists, strict=True)]
     are_percentages = all(_PERCENTAGE.fullmatch(str(value).strip()) for value in values)
-    if values and are_percentages and problem_type is None:
-        forms[0] = "percentages"
-    for value, form in zip(values, forms, strict=True):
+    for value, items in zip(values, lists, strict=True):
+        form = _find_other_form(value, items)
+        if are_percentages and problem_type is None:
+            form = "percentages"
         if form is not None:
-            row = list(train[column]).index(value)
+            where = locate(train, list(train[column]).index(value))
             raise RecipeError(
-                f"{column!r} must hold classes or numbers, {locate(train, row)} has {form}: "
-                f"{str(value)[:50]}. {_REMEDIES[form].format(column=column)}."
+                f"{column!r} must hold classes or numbers, {where} has {form}: {str(value)[:50]}. "
+                f"{_REMEDIES[form].format(column=column)}."
             )
 
 
 def _find_other_form(value: Any, items: list[Any] | None) -> str | None:
     """Return what a cell holds in place of labels; None if it holds some."""
+    is_written = str(value).strip().startswith("{") and ":" in str(value)
     if items is None:
-        is_written = str(value).strip().startswith("{") and ":" in str(value)
         return "objects" if is_written or isinstance(value, dict) else None
     if any(isinstance(item, (dict, list)) for item in items):
         return "objects"
-    are_flags = {*items} <= {0, 1, "0", "1"}
-    are_shares = all(isinstance(item, float) and 0 <= item <= 1 for item in items)
-    if are_shares and not are_flags:
+    if {*items} <= {0, 1, "0", "1"}:
+        return None
+    if all(isinstance(item, float) and 0 <= item <= 1 for item in items):
         return "probabilities"
-    return "votes" if len({*items}) < len(items) and not are_flags else None
+    return "votes" if len({*items}) < len(items) else None
 
 
 def read_list(value: Any) -> list[Any] | None:
@@ -318,15 +317,11 @@ def read_list(value: Any) -> list[Any] | None:
 
 def _are_flags(lists: Sequence[list[Any] | None]) -> bool:
     """Return whether all are lists of 0 and 1 of one length, in which a number occurs again."""
-    lengths, repeats = set(), False
-    for items in lists:
-        if items is None or not all(isinstance(item, (int, float)) for item in items):
-            return False
-        if not {*items} <= {0, 1}:
-            return False
-        lengths.add(len(items))
-        repeats |= len({*items}) < len(items)
-    return repeats and len(lengths) == 1
+    if None in lists or len(set(map(len, lists))) != 1:
+        return False
+    numbers = [item for items in lists for item in items]
+    are_bits = all(isinstance(item, (int, float)) and item in (0, 1) for item in numbers)
+    return are_bits and any(len({*items}) < len(items) for items in lists)
 
 
 def _find_separator(values: Iterable[Any], labels: set[str]) -> str | None:
@@ -359,13 +354,10 @@ def _find_marks_for_missing(values: Iterable[Any]) -> frozenset[str]:
     counts = Counter(str(value).strip() for value in values)
     texts = {text for text in counts if math.isnan(read_number(text))}
     numbers = [read_number(text) for text in counts.keys() - texts]
-    if len(numbers) < 2:
-        return frozenset()
-    if {text.casefold() for text in texts} <= _MISSING:
-        return frozenset(texts)
+    are_marks = {text.casefold() for text in texts} <= _MISSING
     are_scores = not all(number.is_integer() for number in numbers)
-    rows_with_text = sum(counts[text] for text in texts)
-    if are_scores and rows_with_text <= (1 - _SHARE_NUMBERS) * counts.total():
+    are_few = sum(counts[text] for text in texts) <= (1 - _SHARE_NUMBERS) * counts.total()
+    if len(numbers) > 1 and (are_marks or (are_scores and are_few)):
         return frozenset(texts)
     return frozenset()
 

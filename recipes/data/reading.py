@@ -60,28 +60,26 @@ def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str
     path = Path(arguments.data).expanduser()
     with training.main_process_first():
         files = files_of(arguments)
+        splits: dict[str, Dataset] = {}
         if _is_saved(path):
             splits = _name_splits(load_from_disk(path), arguments.data)
         elif "train" not in files and not looks_like_a_path(arguments.data):
             on_hub = load_dataset(arguments.data, arguments.data_config)
             splits = _name_splits(on_hub, arguments.data)
-        else:
-            splits = {}
         for split, paths in files.items():
             if not _is_saved(paths[0]):
                 splits[split] = read_files(paths, arguments.read_options)
-        if "train" not in splits:
-            raise _no_split(path, "train")
-        if [*splits] == ["train"]:
-            splits = _divide_by_column(splits["train"], arguments.data)
-        for split, data in splits.items():
-            names = [file.name for file in files.get(split, files.get("train", ()))]
-            log(f"{split}: {len(data):,} rows of {_list(names or [arguments.data])}")
-        unused = {*_readable(path, "*")} - {*chain.from_iterable(files.values())}
-        if unused and not _is_saved(path):
-            names = sorted(file.name for file in unused)
-            log(f"note: not used in {path}: {_list(names)}")
-        return splits
+    if "train" not in splits:
+        raise _no_split(path, "train")
+    if [*splits] == ["train"]:
+        splits = _divide_by_column(splits["train"], arguments.data)
+    for split, data in splits.items():
+        names = [file.name for file in files.get(split, files.get("train", ()))]
+        log(f"{split}: {len(data):,} rows of {_list(names or [arguments.data])}")
+    unused = {*_readable(path, "*")} - {*chain.from_iterable(files.values())}
+    if unused and not _is_saved(path):
+        log(f"note: not used in {path}: {_list(sorted(file.name for file in unused))}")
+    return splits
 
 
 def split_of(name: str) -> str | None:
@@ -136,9 +134,8 @@ def find_splits(folder: Path) -> Files:
         # Beside tables, a text is a note on them.
         tables = [path for path in unnamed if suffix_of(path) != ".txt"]
         files["train"] = tables or unnamed
-    for split in files:
-        files[split] = _one_of_each_name(files[split])
-        _check_parts(files[split], split)
+    for split, paths in files.items():
+        _check_parts(paths, split)
     return {split: files[split] for split in ("train", "validation", "test") if split in files}
 
 
@@ -151,16 +148,9 @@ def _readable(folder: Path, pattern: str) -> list[Path]:
     return paths
 
 
-def _one_of_each_name(paths: Sequence[Path]) -> list[Path]:
-    """Return the files without those that only have another extension, as of the same data."""
-    by_preference = sorted(paths, key=lambda path: READERS.index(suffix_of(path)))
-    of_names = {path.with_name(path.name.partition(".")[0]): path for path in by_preference[::-1]}
-    return [path for path in paths if path in of_names.values()]
-
-
 def _check_parts(paths: Sequence[Path], split: str) -> None:
     """Refuse to read files as one whose names differ by a word, unless each is a text."""
-    names = {re.sub(r"\d+", "0", path.name.partition(".")[0].lower()) for path in paths}
+    names = {re.sub(r"\d+", "0", path.name.lower()) for path in paths}
     if len(names) > 1 and not _are_texts_of_classes(paths):
         raise RecipeError(
             f"{_list([path.name for path in paths])} have different names: are they parts of "
@@ -177,16 +167,9 @@ def _are_texts_of_classes(paths: Sequence[Path]) -> bool:
 
 
 def find_split(folder: Path, split: str) -> Path | None:
-    """Return the file of a split in a folder, such as train.csv or Train.CSV, or None."""
-    names = [split, *(SPLIT_KEYWORDS.get(split, ()) if split in SPLIT_KEYWORDS else ())]
-    for name in names:
-        for extension in READERS:
-            for path in sorted(folder.glob("*")):
-                if path.name.lower().startswith(f"{name}{extension}") and (
-                    suffix_of(path) == extension
-                ):
-                    return path
-    return None
+    """Return the file of a split in a folder, such as train.csv, or None."""
+    files = _readable(folder, f"{split}.*")
+    return min(files, key=lambda path: READERS.index(suffix_of(path)), default=None)
 
 
 def read_split(folder: Path, split: str) -> Dataset:
@@ -223,16 +206,13 @@ def _name_splits(data: Any, name: str) -> dict[str, Dataset]:
 
 
 def _divide_by_column(data: Dataset, name: str) -> dict[str, Dataset]:
-    """Return the splits that a column names, which is called `split` or has no other values.
-
-    Without one, all rows are to train on.
-    """
-    column = match_column(data.column_names, "split") or _find_split_column(data)
+    """Return the splits that a column `split` names; without one, all rows are to train on."""
+    column = match_column(data.column_names, "split")
     values = [str(value) for value in data[column]] if column else []
     rows: dict[str | None, list[int]] = {}
     for row, value in enumerate(values):
         rows.setdefault(split_of(value), []).append(row)
-    if column is None or "train" not in rows or len(rows) == 1:
+    if "train" not in rows or len(rows) == 1:
         return {"train": data}
     if None in rows:
         raise RecipeError(
@@ -241,20 +221,8 @@ def _divide_by_column(data: Dataset, name: str) -> dict[str, Dataset]:
             "row out, or rename the column."
         )
     log(f"the column {column!r} names the splits")
-    data = data.remove_columns(column)
     order = ("train", "validation", "test")
     return {split: data.select(rows[split]) for split in order if split in rows}
-
-
-def _find_split_column(data: Dataset) -> str | None:
-    """Return the column in which every value is the name of a split, whatever its own name is."""
-    names = {*chain.from_iterable(SPLIT_KEYWORDS.values())}
-    for column in data.column_names:
-        if column != WHERE and "string" in str(getattr(data.features[column], "dtype", None)):
-            values = {str(value).lower() for value in data.unique(column)}
-            if len(values) > 1 and "train" in values and values <= names:
-                return str(column)
-    return None
 
 
 def read_files(paths: Sequence[Path], options: ReadOptions = _DETECTED) -> Dataset:
@@ -272,7 +240,7 @@ def read_files(paths: Sequence[Path], options: ReadOptions = _DETECTED) -> Datas
         part = read_file(path, options)
         places = [f"{path.name} {place}" for place in part[WHERE]]
         parts.append(part.remove_columns(WHERE).add_column(WHERE, places))
-    shared = [name for name in parts[0].column_names if all(name in p.features for p in parts)]
+    shared = [name for name in parts[0].features if all(name in part.features for part in parts)]
     if shared == [WHERE]:
         raise RecipeError(f"{_list([path.name for path in paths])} have no column in common.")
     parts = [part.select_columns(shared) for part in parts]
@@ -284,13 +252,11 @@ def read_files(paths: Sequence[Path], options: ReadOptions = _DETECTED) -> Datas
 def read_file(path: Path, options: ReadOptions = _DETECTED) -> Dataset:
     """Read a file by its content or its extension, one of READERS."""
     suffix = suffix_of(path)
-    if suffix in _WORDS or (options.has_words and _has_sentences(path, suffix, options)):
-        data = read_conll(path, options.encoding, options.word_column, options.tag_column)
-        if not len(data):
-            raise RecipeError(f"{path} has no rows. Give a file with some.")
-        return data
     if suffix not in READERS:
         raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it.")
+    may_be_words = options.has_words and suffix in (".txt", ".tsv", ".csv")
+    if suffix in _WORDS or (may_be_words and _has_empty_lines(path, options)):
+        return read_conll(path, options.encoding, options.word_column, options.tag_column)
     if read_content(path).startswith(b"PAR1"):
         # The file may declare the names of classes, which Dataset reads.
         try:
@@ -314,26 +280,25 @@ def read_file(path: Path, options: ReadOptions = _DETECTED) -> Dataset:
     return _make_data(rows)
 
 
-def _has_sentences(path: Path, suffix: str, options: ReadOptions) -> bool:
-    """Return whether a .txt or .tsv file has a word per line, and empty lines after sentences."""
-    if suffix not in (".txt", ".tsv", ".csv"):
-        return False
+def _has_empty_lines(path: Path, options: ReadOptions) -> bool:
+    """Return whether there are empty lines, as after the sentences of a file with a word per
+    line.
+    """
     lines = read_text(path, options.encoding).strip().splitlines()
     return "" in map(str.strip, lines[:_SAMPLED])
 
 
 def _read_lines(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines with text; those of fastText, `__label__a text`, with their labels."""
-    lines = [
-        {**row, WHERE: row[WHERE].replace("row", "line")} for row in rows if row["text"].strip()
-    ]
-    matches = [_FASTTEXT.fullmatch(row["text"].strip()) for row in lines]
-    if not lines or not all(matches):
-        return lines
-    for row, match in zip(lines, matches, strict=True):
-        labels = match[1].replace("__label__", "").split()  # type: ignore[index]
-        row |= {"text": match[2], "label": labels[0] if len(labels) == 1 else labels}  # type: ignore[index]
-    return lines
+    lines, labeled = [], []
+    for row in rows:
+        if text := row["text"].strip():
+            lines.append({**row, WHERE: row[WHERE].replace("row", "line")})
+            if match := _FASTTEXT.fullmatch(text):
+                labels = match[1].replace("__label__", "").split()
+                label = labels[0] if len(labels) == 1 else labels
+                labeled.append({**lines[-1], "text": match[2], "label": label})
+    return labeled if len(labeled) == len(lines) else lines
 
 
 def _number_rows(data: Dataset) -> Dataset:

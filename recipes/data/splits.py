@@ -37,10 +37,9 @@ def divide(
     """
     if results is not None:
         return split_to_score(splits, arguments, results, labels, text_columns)
-    if training.do_eval and keep_repeated:
-        splits = with_validation(splits, labels)
-    elif training.do_eval:
-        splits = with_validation(splits, labels, text_columns)
+    if training.do_eval:
+        splits = with_validation(splits, labels, () if keep_repeated else text_columns)
+    if training.do_eval and not keep_repeated:
         splits = without_training_texts(splits, text_columns)
     if training.do_eval and len(splits["validation"]) < FEW:
         log(
@@ -65,7 +64,11 @@ def with_validation(
     if "validation" in splits:
         return splits
     train = splits["train"]
-    text_numbers = _number_texts(train, text_columns)
+    text_numbers = np.arange(len(train))
+    if text_columns:  # the same number for the same text
+        numbers: dict[tuple[str, ...], int] = {}
+        texts = rows_of(train, text_columns)
+        text_numbers = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
     drawn = _draw_rows(text_numbers, labels)
     is_drawn = np.isin(text_numbers, text_numbers[drawn])
     if not is_drawn.any() and text_columns:  # a few texts that repeat are all that there is
@@ -81,16 +84,6 @@ def with_validation(
     )
     training = train.select(np.flatnonzero(~is_drawn))
     return {**splits, "train": training, "validation": train.select(np.flatnonzero(is_drawn))}
-
-
-def _number_texts(data: Dataset, text_columns: Sequence[str]) -> NDArray[np.int64]:
-    """Return a number for each row, the same for rows with the same text, from 0 on."""
-    if not text_columns:
-        return np.arange(len(data))
-    numbers: dict[tuple[str, ...], int] = {}
-    return np.array(
-        [numbers.setdefault(text, len(numbers)) for text in rows_of(data, text_columns)]
-    )
 
 
 def _draw_rows(text_numbers: NDArray[np.int64], labels: Sequence[Hashable] | None) -> list[int]:

@@ -27,7 +27,7 @@ _COLUMNS_OF_WORDS = (
     ("tag", "ner", "ner_tag", "label"),
 )
 _WORD = re.compile(r"\w+|[^\w\s]")
-_LISTS = {name: List(Value("string")) for name in ("words", "tags")}
+_LIST = List(Value("string"))
 
 
 def read_words(
@@ -59,8 +59,9 @@ def read_words(
     words = {}
     for name, split in splits.items():
         words[name] = _read_lists(split, name, columns, tag_names)
-    if not declared and not tag_names:
-        _note_numbers(words["train"])
+    numbers_of_tags = {tag for tags in words["train"]["tags"] for tag in tags}
+    if not declared and not tag_names and all(map(str.isdecimal, numbers_of_tags)):
+        log("note: the tags are numbers; give their names with --tag_names")
     return words, declared if is_iob(declared) else ()
 
 
@@ -88,51 +89,31 @@ def _gather_words(data: Dataset) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def _note_numbers(train: Dataset) -> None:
-    for tags in train["tags"]:
-        if not all(map(str.isdecimal, tags)):
-            return
-    log("note: the tags are numbers; give their names with --tag_names")
-
-
 def _read_lists(
     data: Dataset, name: str, columns: tuple[str, str], tag_names: Sequence[str] | None
 ) -> Dataset:
     """Return the lists of words and of tags of the split `name`."""
     check_columns(data, name, (), columns)
-    data = _with_lists(data, columns)
+    for column in columns:
+        if data.features[column] == Value("string"):  # as a .csv file has lists
+            lists = []
+            for value in data[column]:
+                items = read_list(value)
+                lists.append(value.split() if items is None else list(map(str, items)))
+            data = data.remove_columns(column).add_column(column, lists, feature=_LIST)
     words = data[columns[0]]
     tags = LabelColumn((columns[1],)).read(data, name)
+    named = []
     for row, (words_of_row, tags_of_row) in enumerate(zip(words, tags, strict=True)):
-        if not _is_tagged(words_of_row, tags_of_row):
+        are_lists = isinstance(words_of_row, list) and isinstance(tags_of_row, tuple)
+        if not are_lists or len(words_of_row) != len(tags_of_row) or None in words_of_row:
             raise RecipeError(
                 f"{name}: each row must have a list of words and one of as many tags; "
                 f"{locate(data, row)} has {str(words_of_row)[:100]} and {str(tags_of_row)[:100]}. "
                 "Correct it, or leave the row out."
             )
-    named = [_name_tags(tags_of_row or (), tag_names) for tags_of_row in tags]
+        named.append(_name_tags(tags_of_row, tag_names))
     return _make_data(data, list(words), as_iob2(named, name))
-
-
-def _with_lists(data: Dataset, columns: Sequence[str]) -> Dataset:
-    """Return the data with lists in these columns, which a .csv file has as text."""
-    for column in columns:
-        if data.features[column] == Value("string"):
-            lists = []
-            for value in data[column]:
-                items = read_list(value)
-                lists.append(value.split() if items is None else list(map(str, items)))
-            data = data.remove_columns(column).add_column(
-                column, lists, feature=List(Value("string"))
-            )
-    return data
-
-
-def _is_tagged(words: Any, tags: Any) -> bool:
-    """Return whether these are a list of words and as many tags."""
-    if not isinstance(words, list) or not isinstance(tags, tuple):
-        return False
-    return len(words) == len(tags) and all(isinstance(word, str) for word in words)
 
 
 def _name_tags(tags: Sequence[str], names: Sequence[str] | None) -> list[str]:
@@ -150,8 +131,8 @@ def _name_tags(tags: Sequence[str], names: Sequence[str] | None) -> list[str]:
 
 
 def _make_data(data: Dataset, words: list[list[str]], tags: list[list[str]]) -> Dataset:
-    read = Dataset.from_dict({"words": words, "tags": tags}).cast_column("words", _LISTS["words"])
-    read = read.cast_column("tags", _LISTS["tags"])
+    read = Dataset.from_dict({"words": words, "tags": tags})
+    read = read.cast_column("words", _LIST).cast_column("tags", _LIST)
     if WHERE in data.column_names:
         read = read.add_column(WHERE, list(data[WHERE]))
     return read

@@ -293,8 +293,8 @@ class MethodArguments:
     base_dtype: BaseDtype = flag(  # noqa: RUF009
         default=AUTO,
         help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' "
-        "is bfloat16 if this device multiplies matrices of the model's shape faster in "
-        "it, else float32. Other methods, --fp16, DeepSpeed and FSDP need float32.",
+        "is bfloat16 if this machine multiplies matrices of the model's shape faster in it, which "
+        "is measured once, else float32. Other methods, --fp16, DeepSpeed and FSDP need float32.",
     )
     top_k: int | None = flag(
         default=None,

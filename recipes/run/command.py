@@ -110,7 +110,9 @@ def resolve_defaults(flags: Namespace) -> dict[str, Any]:
         defaults["save_steps"] = flags.eval_steps or flags.logging_steps
     if values.get("do_predict") and "predict" in values:
         defaults["predict"] = True
-    if values.get("evaluate") is not None or not _trains(values):
+    only_scores = values.get("do_eval") or values.get("do_predict")
+    trains = values.get("do_train", True) or not only_scores
+    if values.get("evaluate") is not None or not trains:
         # What is evaluated knows these.
         for name in ("model_name", "max_length", "null_threshold"):
             if name in values:
@@ -118,11 +120,6 @@ def resolve_defaults(flags: Namespace) -> dict[str, Any]:
     elif values.get("model_name") == MINILM and "train_pooler" in values:
         defaults |= MINILM_SETTINGS.get(values.get("method", "houlsby"), {})
     return defaults
-
-
-def _trains(values: Mapping[str, Any]) -> bool:
-    only_scores = values.get("do_eval") or values.get("do_predict")
-    return bool(values.get("do_train", True) or not only_scores)
 
 
 def read_arguments(path: Path) -> list[str]:

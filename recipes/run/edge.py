@@ -51,29 +51,25 @@ def end_with_one_line(main: Callable[[], Any]) -> Any:
         os.environ[DEBUG] = "1"
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
-    _quieten_libraries()
-    try:
-        return main()
-    except KeyboardInterrupt:
-        log(f"\nInterrupted. {RESUMES}", sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    except _Terminated as error:
-        log(f"\nInterrupted. {RESUMES}", sys.stderr)
-        sys.exit(error.code)
-    except Exception as error:
-        line = _one_line(error)
-        if line is None or os.environ.get(DEBUG):
-            raise
-        sys.exit(line)
-
-
-def _quieten_libraries() -> None:
     for text in _NOISE:
         warnings.filterwarnings("ignore", re.escape(text), FutureWarning)
     # accelerate imports DeepSpeed wherever it is installed.
     is_asked_for = any("--deepspeed" in word for word in sys.argv)
     if "ACCELERATE_USE_DEEPSPEED" not in os.environ and not is_asked_for:
         logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        log(f"\nInterrupted. {RESUMES}", sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except _Terminated:
+        log(f"\nInterrupted. {RESUMES}", sys.stderr)
+        raise
+    except Exception as error:
+        line = _one_line(error)
+        if line is None or os.environ.get(DEBUG):
+            raise
+        sys.exit(line)
 
 
 def _one_line(error: Exception) -> str | None:

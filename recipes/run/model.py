@@ -1,12 +1,13 @@
 """Pretrained encoders with a task head: loaded in the faster data type, and adapted."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, convert_to_fp32
+from huggingface_hub.constants import HF_ASSETS_CACHE
 from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.utils.benchmark import Timer
@@ -33,8 +34,8 @@ from houlsby_peft.saved.downloads import find_packaged
 from run.arguments import AUTO, MINILM, POOLER, BaseDtype, MethodArguments
 from run.command import Command
 from run.edge import RecipeError, log
-from run.files import read_object
-from run.run import ARGUMENTS_FILE
+from run.files import read_object, write_json
+from run.run import ARGUMENTS_FILE, hardware
 from run.training_arguments import RecipeTrainingArguments
 
 
@@ -155,12 +156,17 @@ def find_dtype(command: Command, encoder: str | None) -> BaseDtype:
 
 
 def _choose_dtype(training: RecipeTrainingArguments, encoder: str) -> str:
-    """Return the faster data type for products of this model's shape on this device; a processor's
-    flags do not tell.
+    """Return the faster data type for products of this model's shape on this machine, whose flags
+    do not tell. It is measured once, and kept in the user's cache.
     """
     config = config_of(encoder)
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 768
     inner = getattr(config, "intermediate_size", None) or 4 * width
+    machine = f"{hardware()}, {training.device.type}, torch {torch.__version__}, {width} x {inner}"
+    path = Path(HF_ASSETS_CACHE, "houlsby_peft", "faster_dtype.json")
+    measured = read_object(path) or {}
+    if machine in measured:
+        return str(measured[machine])
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         operands = {
@@ -171,9 +177,11 @@ def _choose_dtype(training: RecipeTrainingArguments, encoder: str) -> str:
             "rows @ weight @ weight.T", globals=operands, num_threads=torch.get_num_threads()
         )
         seconds[dtype] = timer.blocked_autorange(min_run_time=_TIMED_SECONDS).median
-    if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32]:
-        return "bfloat16"
-    return "float32"
+    is_faster = seconds[torch.bfloat16] < 0.9 * seconds[torch.float32]
+    measured[machine] = "bfloat16" if is_faster else "float32"
+    with suppress(OSError):  # a cache that cannot be written
+        write_json(path, measured)
+    return str(measured[machine])
 
 
 def adapt(
@@ -213,7 +221,13 @@ def apply_method(
     if POOLER in (config.modules_to_save or ()):
         pooler.append(find_pooler(model))
     if method.method == "houlsby":
-        return _add_adapter(model, config, init_adapter)
+        # PEFT keeps adapters in float32. ZeRO-3 needs one dtype for all trained weights, and keeps
+        # copies in float32.
+        in_float32 = not is_deepspeed_zero3_enabled()
+        adapted = get_peft_model(model, config, autocast_adapter_dtype=in_float32)
+        if init_adapter is not None:
+            houlsby_peft.init_from(adapted, init_adapter, "default")
+        return adapted
     heads = list(dict.fromkeys([*find_new_modules(model), *pooler]))
     if method.base_dtype == "bfloat16":
         for name in heads:
@@ -224,18 +238,6 @@ def apply_method(
     for module in _trained_modules(model, method, config, heads):
         module.requires_grad_(True)
     return model
-
-
-def _add_adapter(
-    model: PreTrainedModel, config: HoulsbyConfig, init_adapter: str | None
-) -> PeftModel:
-    # PEFT keeps adapters in float32. ZeRO-3 needs one dtype for all trained weights, and keeps
-    # copies in float32.
-    in_float32 = not is_deepspeed_zero3_enabled()
-    adapted = get_peft_model(model, config, autocast_adapter_dtype=in_float32)
-    if init_adapter is not None:
-        houlsby_peft.init_from(adapted, init_adapter, "default")
-    return adapted
 
 
 def _peft_config(method: MethodArguments, config: HoulsbyConfig, heads: list[str]) -> PeftConfig:

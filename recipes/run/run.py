@@ -12,6 +12,7 @@ import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -30,44 +31,21 @@ WHERE = "(where)"  # a column that every data set gets: where each example is, s
 CONTENT = "content"
 # What belongs to a run, besides its checkpoints and its weights, which the new run may start from.
 MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
-# Arguments that do not change what is learned.
-FREE = {
-    "accelerator_config",
-    "baseline",
-    "check_labels",
-    "ddp_timeout",
-    "disable_tqdm",
-    "do_eval",
-    "do_predict",
-    "do_train",
-    "evaluate",
-    "fsdp",
-    "metric",
-    "output_dir",
-    "overwrite_output_dir",
-    "predict",
-    "project",
-    "push_to_hub",
-    "report_to",
-    "resume_from_checkpoint",
-    "run_name",
-    "skip_memory_metrics",
-    "tasks",
-    "use_cpu",
-}
-FREE_BEGINNINGS = (
-    "dataloader_num",  # but not drop_last and in_order
-    "dataloader_p",
-    "dataloader_m",
-    "deepspeed",
-    "fsdp_",
-    "hub_",
-    "log_",
-    "logging_",
-    "per_device_eval",
-    "save_",
-    "torch_compile",
-    "trackio_",
+# Arguments that do not change what is learned, as patterns.
+FREE = (
+    *(
+        "accelerator_config",
+        "baseline",
+        "check_labels",
+        "ddp_timeout",
+        "deepspeed*",
+        "disable_tqdm",
+    ),
+    *("do_*", "evaluate", "fsdp*", "hub_*", "log_*", "logging_*", "metric", "output_dir"),
+    *("overwrite_output_dir", "per_device_eval*", "predict", "project", "push_to_hub", "report_to"),
+    *("resume_from_checkpoint", "run_name", "save_*", "skip_memory_metrics", "tasks"),
+    *("torch_compile*", "trackio_*", "use_cpu"),
+    *("dataloader_num*", "dataloader_p*", "dataloader_m*"),  # but not drop_last and in_order
 )
 # Arguments that name data, whose content is compared instead where it is known.
 OF_DATA = ("data", "more_data", "data_dir", "validation_file", "test_file")
@@ -171,10 +149,7 @@ class Run:
         if checkpoint is None:
             log(f"{self.folder} has no checkpoint to resume from: the run starts over.")
             return None
-        restored = {}
-        for name, change in self.changed.items():
-            if name.startswith(_RESTORED):
-                restored[name] = change
+        restored = {name: self.changed[name] for name in self.changed if name.startswith(_RESTORED)}
         if restored:
             raise RecipeError(
                 f"{checkpoint} restores the optimizer, its learning rate and the best score on its "
@@ -243,7 +218,7 @@ def lower_is_better(score: str) -> bool:
 
 def is_free(name: str) -> bool:
     """Return whether an argument may change between two parts of a run."""
-    return name in FREE or name.startswith(FREE_BEGINNINGS)
+    return any(fnmatch(name, pattern) for pattern in FREE)
 
 
 def differences(previous: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, str]:
@@ -324,23 +299,14 @@ def hardware() -> str:
 
     if torch.cuda.is_available():
         count, name = torch.cuda.device_count(), torch.cuda.get_device_name()
-        if count == 1:
-            return str(name)
-        return f"{count} x {name}"
-    name, threads = _processor(), torch.get_num_threads()
-    if threads == 1:
-        return f"{name}, 1 thread"
-    return f"{name}, {threads} threads"
-
-
-def _processor() -> str:
-    # On Linux only this file has the processor's name.
-    information = Path("/proc/cpuinfo")
-    if information.exists():
+        return str(name) if count == 1 else f"{count} x {name}"
+    name, information = platform.machine(), Path("/proc/cpuinfo")
+    if information.exists():  # only this file has the processor's name
         for line in information.read_text().splitlines():
             if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+                name = line.partition(":")[2].strip()
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
 
 
 def command_line(argv: Sequence[str], token: str | None = None) -> str:
@@ -352,9 +318,7 @@ def command_line(argv: Sequence[str], token: str | None = None) -> str:
     for word in words:
         if token:
             word = word.replace(token, "TOKEN")
-        flag, equals, value = "", "", word
-        if word.startswith("--"):
-            flag, equals, value = word.partition("=")
+        flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
         if Path(value).is_absolute():
             value = Path(value).name
         shown.append(f"{flag}{equals}{value}")
@@ -367,8 +331,6 @@ def command_line(argv: Sequence[str], token: str | None = None) -> str:
 
 
 def _list(changes: Mapping[str, str]) -> str:
-    listed = [f"{name} {change}" for name, change in changes.items()]
-    text = ", ".join(listed[:_LISTED])
-    if len(listed) > _LISTED:
-        return f"{text} and {len(listed) - _LISTED} more"
-    return text
+    listed = ", ".join(f"{name} {changes[name]}" for name in [*changes][:_LISTED])
+    more = len(changes) - _LISTED
+    return f"{listed} and {more} more" if more > 0 else listed

@@ -32,8 +32,8 @@ class Saved:
     model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     results: dict[str, Any]
-    labels: tuple[str, ...] = ()
-    problem_type: str | None = None
+    labels: tuple[str, ...]
+    problem_type: str | None
 
     def recorded(self, name: str) -> Any:
         """Return how texts were read: max_length, null_threshold or text_columns, or None if it is
@@ -76,63 +76,30 @@ def load_saved(
     their order; None: any.
     """
     folder = Path(name).expanduser()
-    results = _results_beside(folder)
+    # Beside the folder of the weights, or in that of the run.
+    results = read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}
     if dtype == AUTO:
         dtype = results.get("arguments", {}).get("base_dtype") or "float32"
-    saved: Saved
-    if (folder / "config.json").is_file():
-        saved = _load_whole(name, folder, results, dtype, auto_class)
+    saved_labels = tuple(labels or results.get("labels") or ())
+    problem_type, model, tokenizer = results.get("problem_type"), None, None
+    if (folder / "config.json").is_file():  # a whole model
+        model = auto_class.from_pretrained(folder, dtype=getattr(torch, dtype))
+        saved_labels = tuple(model.config.id2label.values())
+        problem_type = model.config.problem_type or problem_type
     elif (read_object(folder / CONFIG_NAME) or {}).get("peft_type", "HOULSBY") == "HOULSBY":
-        saved = _load_houlsby(name, base_model, results, dtype)
+        adapter = houlsby_peft.load(name, base_model=base_model, dtype=getattr(torch, dtype))
+        model, tokenizer = adapter.model, adapter.tokenizer
+        saved_labels, problem_type = tuple(adapter.labels or ()), adapter.record.problem_type
     else:
-        known_labels = tuple(labels or results.get("labels") or ())
-        encoder = _encoder_of(folder, base_model, len(known_labels), dtype, auto_class)
-        saved = Saved(
-            name=name,
-            model=PeftModel.from_pretrained(encoder, folder),
-            tokenizer=AutoTokenizer.from_pretrained(folder),
-            results=results,
-            labels=known_labels,
-            problem_type=results.get("problem_type"),
-        )
+        encoder = _encoder_of(folder, base_model, len(saved_labels), dtype, auto_class)
+        model = PeftModel.from_pretrained(encoder, folder)
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(folder)
+    saved = Saved(name, model, tokenizer, results, saved_labels, problem_type)
     if labels is not None and saved.labels != tuple(labels):
         raise RecipeError(
             f"{name} predicts {', '.join(saved.labels)}; the task has {', '.join(labels)}."
         )
     return saved
-
-
-def _results_beside(folder: Path) -> dict[str, Any]:
-    """Return the content of a run's results.json, given its folder or the one of its weights."""
-    return read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}
-
-
-def _load_whole(
-    name: str, folder: Path, results: dict[str, Any], dtype: str, auto_class: Any
-) -> Saved:
-    """Load a whole model, as the methods save it that train the encoder's own weights."""
-    model = auto_class.from_pretrained(folder, dtype=getattr(torch, dtype))
-    return Saved(
-        name=name,
-        model=model,
-        tokenizer=AutoTokenizer.from_pretrained(folder),
-        results=results,
-        labels=tuple(model.config.id2label.values()),
-        problem_type=model.config.problem_type or results.get("problem_type"),
-    )
-
-
-def _load_houlsby(name: str, base_model: str | None, results: dict[str, Any], dtype: str) -> Saved:
-    """Load an adapter, which knows its labels."""
-    adapter = houlsby_peft.load(name, base_model=base_model, dtype=getattr(torch, dtype))
-    return Saved(
-        name=name,
-        model=adapter.model,
-        tokenizer=adapter.tokenizer,
-        results=results,
-        labels=tuple(adapter.labels or ()),
-        problem_type=adapter.record.problem_type,
-    )
 
 
 def _encoder_of(

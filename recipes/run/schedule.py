@@ -33,7 +33,12 @@ def settle_schedule(training: RecipeTrainingArguments, rows: int) -> RecipeTrain
         rows: Rows of training data; 0 if nothing is trained.
     """
     settled = copy.copy(training)
-    steps_per_epoch = _steps_per_epoch(training, rows)
+    rows_per_step: int = (
+        training.world_size
+        * training.per_device_train_batch_size
+        * training.gradient_accumulation_steps
+    )
+    steps_per_epoch = max(1, math.ceil(rows / rows_per_step))
     steps = training.max_steps
     epochs = training.num_train_epochs
     if epochs is None:
@@ -69,15 +74,6 @@ def _stop_in_time(training: RecipeTrainingArguments, epochs: int, steps_per_epoc
         interval = training.eval_steps or training.logging_steps
         evaluations = epochs * steps_per_epoch / interval
     training.early_stopping_patience = max(1, int(PATIENCE * evaluations + 0.5))
-
-
-def _steps_per_epoch(training: RecipeTrainingArguments, rows: int) -> int:
-    rows_per_step: int = (
-        training.world_size
-        * training.per_device_train_batch_size
-        * training.gradient_accumulation_steps
-    )
-    return max(1, math.ceil(rows / rows_per_step))
 
 
 def warmup_of(steps: int) -> int:

@@ -4,7 +4,7 @@ text_classification.py, paper_tasks.py and stream.py train with `run`.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -50,11 +50,9 @@ from data.splits import divide, report_repeated
 from run.arguments import LabelArguments, TextArguments
 from run.command import Command
 from run.edge import RecipeError, log
-from run.model import on_main
 from run.run import WHERE
 from run.run_task import run_task
 from run.saved import Saved
-from run.trainer import RecipeTrainer
 from run.training_arguments import RecipeTrainingArguments, flag
 from tasks.classification_trainer import ClassificationTrainer, last_linear
 from tasks.frozen_encoder import FrozenEncoder, make_classifier
@@ -62,13 +60,10 @@ from tasks.label_issues import (
     Items,
     LabeledTask,
     check_labels,
-    find_disagreements,
-    write_issues,
 )
 from tasks.scores import SCORES, check_finite, find_intervals
 
 
-MOST_ROWS = 10_000  # for the baseline and the label issues, which take seconds
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
@@ -150,55 +145,26 @@ class ClassificationTask(LabeledTask):
         if self.kind.problem_type == REGRESSION:
             raise RecipeError("--check_labels is for classes, not for scores. Leave it out.")
         tokens = tokenize(examples, encoder.tokenizer, self.text_columns, max_length)
+        return self._items(examples, encoder.read_texts(tokens))
+
+    def items_predicted(self, examples: Dataset, output: PredictionOutput) -> Items:
+        """Return the texts with their classes, and the probabilities of these."""
+        logits = np.asarray(output.predictions, dtype=np.float64)
+        probabilities = softmax(logits, -1) if self.problem_type == SINGLE else expit(logits)
+        return self._items(examples, probabilities)
+
+    def _items(self, examples: Dataset, values: NDArray[Any]) -> Items:
         texts = [" | ".join(parts) for parts in rows_of(examples, self.text_columns)]
         targets = np.array(list(examples["label"]), dtype=np.int64)
-        table = pd.DataFrame({"row": lines_of(examples), "text": texts})
-        return Items(encoder.read_texts(tokens), targets, table)
+        return Items(values, targets, pd.DataFrame({"row": lines_of(examples), "text": texts}))
 
-    def examine(self, trainer: RecipeTrainer, command: Command) -> dict[str, Any]:
-        """Return the baseline, and write the labels that what was trained contradicts; nothing for
-        many rows, a regression, or a run without validation.
-        """
-        rows = sum(map(len, self.splits.values()))
-        is_evaluated = trainer.args.eval_strategy != "no"
-        if rows > MOST_ROWS or self.problem_type == REGRESSION or not is_evaluated:
-            return {}
-        # Every process predicts.
-        outputs = {
-            split: trainer.predict(self.data[split], metric_key_prefix="kept").predictions
-            for split in self.splits
-            if "label" in self.splits[split].column_names
-        }
-
-        def work() -> dict[str, Any]:
-            self._write_issues(outputs, command)
-            # ZeRO-3 loads a model in all processes.
-            if not command.arguments.baseline or is_deepspeed_zero3_enabled():
-                return {}
-            return {"baseline": self._score_baseline(command)}
-
-        return dict(on_main(trainer.args, work))
-
-    def _write_issues(self, outputs: Mapping[str, Any], command: Command) -> None:
-        """Write which labels of all splits the kept weights contradict."""
-        tables, targets, predicted = [], [], []
-        for split, logits in outputs.items():
-            examples = self.splits[split]
-            texts = [" | ".join(parts) for parts in rows_of(examples, self.text_columns)]
-            tables.append(pd.DataFrame({"row": lines_of(examples), "text": texts}))
-            targets.append(np.array(list(examples["label"]), dtype=np.int64))
-            logits = np.asarray(logits, dtype=np.float64)
-            is_single = self.problem_type == SINGLE
-            predicted.append(softmax(logits, -1) if is_single else expit(logits))
-        all_targets = np.concatenate(targets)
-        issues = find_disagreements(all_targets, np.concatenate(predicted))
-        finding = "contradicted by what was trained"
-        write_issues(finding, issues, pd.concat(tables), all_targets, self.labels, command)
-
-    def _score_baseline(self, command: Command) -> dict[str, Any]:
+    def score_baseline(self, command: Command) -> dict[str, Any]:
         """Return the scores of a logistic regression on the mean of the frozen encoder's last
         states, on validation.
         """
+        # ZeRO-3 loads a model in all processes.
+        if not command.arguments.baseline or is_deepspeed_zero3_enabled():
+            return {}
         encoder = FrozenEncoder.load(command, reads_last=True)
         states, targets = {}, {}
         for split in ("train", "validation"):
@@ -210,23 +176,24 @@ class ClassificationTask(LabeledTask):
         outputs = np.full((len(states["validation"]), len(self.labels)), -np.inf)
         outputs[:, classifier.classes_] = logit(classifier.predict_proba(states["validation"]))
         outputs = np.clip(outputs, -1e3, 1e3)
-        scores = classification_scores(outputs, targets["validation"], str(self.problem_type))
-        return {
+        score = partial(classification_scores, problem_type=str(self.problem_type))
+        baseline = {
             "method": "logistic regression on the frozen encoder",
-            "scores": scores,
-            "intervals": find_intervals(
-                partial(classification_scores, problem_type=str(self.problem_type)),
-                outputs,
-                targets["validation"],
-            ),
+            "scores": score(outputs, targets["validation"]),
+            "intervals": find_intervals(score, outputs, targets["validation"]),
         }
+        return {"baseline": baseline}
 
     def trainer_options(
         self, model: PreTrainedModel, training: RecipeTrainingArguments
     ) -> dict[str, Any]:
-        scale = self.scale
-        if scale is not None and not _can_scale(model, training):
-            scale = None
+        scale, is_sharded = self.scale, is_deepspeed_zero3_enabled() or training.fsdp
+        if scale is not None:
+            output = last_linear(model)
+            # A sharded head cannot be changed here. Without a bias, it cannot give values around
+            # another mean.
+            if is_sharded or output.out_features != 1 or output.bias is None:
+                scale = None
         is_multi = self.kind.problem_type == MULTI
         return {"weights": self.weights, "scale": scale, "is_multi": is_multi}
 
@@ -248,15 +215,6 @@ class ClassificationTask(LabeledTask):
         if self.kind.problem_type == REGRESSION:
             return table.assign(predicted=self.kind.decode(outputs[:, 0]))
         return table.assign(predicted=self.kind.decode(outputs > 0))
-
-
-def _can_scale(model: PreTrainedModel, training: RecipeTrainingArguments) -> bool:
-    """Return whether the head of a regression can give values in any unit."""
-    if is_deepspeed_zero3_enabled() or training.fsdp:
-        return False  # a sharded head cannot be changed here
-    output = last_linear(model)
-    # Without a bias, it cannot give values around another mean.
-    return output.out_features == 1 and output.bias is not None
 
 
 def run(command: Command) -> dict[str, Any]:
@@ -297,14 +255,8 @@ def load_task(
             split, labels[name] = column.read_rows(split, name)
         splits[name] = split
     _show_examples(splits["train"], labels["train"], text_columns, column.columns)
-    if saved:
-        default = REGRESSION if len(saved.labels) == 1 else SINGLE
-        kind = Labels(column.columns, saved.problem_type or default, saved.labels)
-    else:
-        declared = declared_classes(splits["train"], column.columns[0])
-        kind = find_labels(labels["train"], column.columns, declared, arguments.problem_type)
-        if kind.problem_type == REGRESSION and arguments.class_weights:
-            raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
+    kind = _find_kind(splits["train"], labels["train"], column, arguments, saved)
+    if not saved:
         check_classes_recur(kind, labels["train"], splits["train"])
         report_repeated(splits["train"], text_columns, labels["train"])
     for name, split in splits.items():
@@ -333,6 +285,24 @@ def load_task(
         note_missing_classes(kind, task.splits)
         _prepare_loss(task, arguments)
     return task
+
+
+def _find_kind(
+    train: Dataset,
+    labels: Sequence[Label],
+    column: LabelColumn,
+    arguments: ClassificationArguments,
+    saved: Saved | None,
+) -> Labels:
+    """Return what is predicted: what a saved adapter does, or what the training examples have."""
+    if saved:
+        default = REGRESSION if len(saved.labels) == 1 else SINGLE
+        return Labels(column.columns, saved.problem_type or default, saved.labels)
+    declared = declared_classes(train, column.columns[0])
+    kind = find_labels(labels, column.columns, declared, arguments.problem_type)
+    if kind.problem_type == REGRESSION and arguments.class_weights:
+        raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
+    return kind
 
 
 def _with_recorded(arguments: ClassificationArguments, saved: Saved) -> ClassificationArguments:

@@ -21,6 +21,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from tqdm import tqdm
+from transformers.trainer_utils import PredictionOutput
 
 from data.data import sample
 from data.exports import read_export
@@ -40,12 +41,14 @@ from run.edge import log
 from run.model import on_main
 from run.run import WHERE
 from run.saved import Saved
+from run.trainer import RecipeTrainer
 from tasks.frozen_encoder import FrozenEncoder, Numbers, States, make_classifier
 from tasks.task import Task
 
 
 NAME = "label_issues"  # of the file
 ADDED = ("suggestion", "probability")  # to the columns of a table
+MOST_ROWS = 10_000  # for what was trained and the baseline, which take seconds
 _FOLDS = 5
 # Warnings of scikit-learn and cleanlab.
 _OF_RARE_CLASSES = ("Label .* is present in all training", "May not flag all label issues")
@@ -53,11 +56,12 @@ _SHOWN, _SHOWN_TEXT = 5, 60  # issues of the log, and characters of a text
 
 
 class Items(NamedTuple):
-    """What has labels, texts or words: the states of the encoder, the labels as numbers, and where
-    each item is, in the columns row and text and, of words, position and word.
+    """What has labels, texts or words: the states of the encoder or, of what was trained, the
+    probabilities of the classes; the labels as numbers; and where each item is, in the columns row
+    and text and, of words, position and word.
     """
 
-    states: States
+    values: NDArray[Any]
     targets: Numbers
     table: pd.DataFrame
 
@@ -72,7 +76,40 @@ class LabeledTask(Task):
 
     @abstractmethod
     def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
-        """Return what is labeled in some examples."""
+        """Return what is labeled in some examples, with the states of an encoder."""
+
+    @abstractmethod
+    def items_predicted(self, examples: Dataset, output: PredictionOutput) -> Items:
+        """Return what is labeled in some examples, with the probabilities that are predicted."""
+
+    def score_baseline(self, command: Command) -> dict[str, Any]:
+        """Return the entry "baseline" of results.json, if the task has one."""
+        return {}
+
+    def examine(self, trainer: RecipeTrainer, command: Command) -> dict[str, Any]:
+        """Write the labels that what was trained contradicts, and score the baseline; neither for
+        many rows, a regression, or a run without validation.
+        """
+        are_many = sum(map(len, self.splits.values())) > MOST_ROWS
+        is_evaluated = trainer.args.eval_strategy != "no"
+        if are_many or self.problem_type == "regression" or not is_evaluated:
+            return {}
+        outputs = {}
+        for split in self.splits:  # every process predicts
+            output = trainer.predict(self.data[split], metric_key_prefix="kept")
+            if output.label_ids is not None:
+                outputs[split] = output
+
+        def work() -> dict[str, Any]:
+            items = [self.items_predicted(self.splits[split], outputs[split]) for split in outputs]
+            targets = np.concatenate([part.targets for part in items])
+            issues = find_disagreements(targets, np.concatenate([part.values for part in items]))
+            table = pd.concat([part.table for part in items])
+            finding = "contradicted by what was trained"
+            write_issues(finding, issues, table, targets, self.labels, command)
+            return self.score_baseline(command)
+
+        return dict(on_main(trainer.args, work))
 
 
 def check_labels(
@@ -90,7 +127,7 @@ def check_labels(
         frozen = FrozenEncoder.load(command)
         examples = sample(task.undivided, arguments.max_train_samples)
         items = task.items_to_check(examples, frozen, arguments.max_length)
-        issues = find_issues(items.states, items.targets, items.table["text"])
+        issues = find_issues(items.values, items.targets, items.table["text"])
         log(
             f"label check: predictions from other examples agree with {issues.accuracy:.1%} of the "
             f"labels; always the most frequent label would with {issues.constant_accuracy:.1%}"

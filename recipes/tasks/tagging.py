@@ -10,12 +10,14 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, List, Value
 from numpy.typing import NDArray
+from scipy.special import softmax
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
     EvalPrediction,
     PreTrainedTokenizerBase,
 )
+from transformers.trainer_utils import PredictionOutput
 
 from data.data import check_fast, lines_of, locate
 from houlsby_peft.predict.tagging import find_entities, mark_entities
@@ -72,21 +74,25 @@ class TaggingTask(LabeledTask):
         sentences = zip(split["words"], split["tags"], strict=True)
         return tokenize_words(sentences, tokenizer, max_length)
 
+    def set_length(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        super().set_length(tokenizer, max_length)
+        self.tokenizer = tokenizer
+
     def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
         """Return the words with their tags."""
-        sentences = pd.DataFrame({"row": lines_of(examples)})
-        sentences["text"] = list(map(" ".join, examples["words"]))
-        sentences["word"] = list(examples["words"])
-        sentences["tag"] = list(examples["tags"])
-        sentences = sentences[sentences["text"] != ""]
-        words = sentences.explode(["word", "tag"])
-        words.insert(2, "position", words.groupby(level=0).cumcount() + 1)
-        # In place of their tags, the words have their numbers.
-        numbers = pd.Series(range(len(words)), index=words.index).groupby(level=0).agg(list)
-        numbered = zip(sentences["word"], numbers, strict=True)
-        read, states = encoder.read_words(tokenize_words(numbered, encoder.tokenizer, max_length))
-        words = words.iloc[read]
+        words, tokens = _number_words(examples, encoder.tokenizer, max_length)
+        numbers, states = encoder.read_words(tokens)
+        words = words.iloc[numbers]
         return Items(states, words.pop("tag").to_numpy(np.int64), words)
+
+    def items_predicted(self, examples: Dataset, output: PredictionOutput) -> Items:
+        """Return the words with their tags, and the probabilities of these."""
+        words, tokens = _number_words(examples, self.tokenizer, self.max_length)
+        # The words of the rows, one after the other, as those that are predicted.
+        words = words.iloc[[number for row in tokens["labels"] for number in row if number >= 0]]
+        logits = np.asarray(output.predictions)[np.asarray(output.label_ids) != IGNORED]
+        probabilities = softmax(logits.astype(np.float64), -1)
+        return Items(probabilities, words.pop("tag").to_numpy(np.int64), words)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
         """Return the accuracy of the tags and, for entities, precision, recall and F1.
@@ -139,6 +145,24 @@ class TaggingTask(LabeledTask):
         names = np.array(self.labels, dtype=object)
         rows = zip(numbers, is_word, strict=True)
         return [names[row[words]].tolist() for row, words in rows]
+
+
+def _number_words(
+    examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[pd.DataFrame, Dataset]:
+    """Return a table with a row per word, and word pieces that have its number in place of its
+    tag.
+    """
+    sentences = pd.DataFrame({"row": lines_of(examples)})
+    sentences["text"] = list(map(" ".join, examples["words"]))
+    sentences["word"] = list(examples["words"])
+    sentences["tag"] = list(examples["tags"])
+    sentences = sentences[sentences["text"] != ""]
+    words = sentences.explode(["word", "tag"])
+    words.insert(2, "position", words.groupby(level=0).cumcount() + 1)
+    numbers = pd.Series(range(len(words)), index=words.index).groupby(level=0).agg(list)
+    numbered = zip(sentences["word"], numbers, strict=True)
+    return words, tokenize_words(numbered, tokenizer, max_length)
 
 
 def _find_kinds(sentences: Iterable[Sequence[str]]) -> dict[Span, str]:

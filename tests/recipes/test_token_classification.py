@@ -18,6 +18,7 @@ from transformers import (
     EvalPrediction,
 )
 
+import houlsby_peft
 import token_classification
 from data.words import read_words
 from recipe_runs import results_of, run, save_tiny_encoder
@@ -100,6 +101,25 @@ def tag(encoder, data, output, *flags):
 
 
 class TestRuns:
+    def test_the_words_that_the_kept_weights_contradict_are_listed(self, encoder, data, tmp_path):
+        tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
+        issues = pd.read_csv(tmp_path / "run" / "label_issues.csv")
+        listed = ["row", "text", "position", "word", "label", "suggestion", "probability"]
+        assert list(issues) == listed
+        assert issues["probability"].is_monotonic_decreasing
+        adapter, expected = houlsby_peft.load(tmp_path / "run"), []
+        for words, tags in (pair for number in range(3) for pair in sentences(48, number)):
+            batch = adapter.tokenizer([words], is_split_into_words=True, return_tensors="pt")
+            with torch.no_grad():
+                numbers = adapter.model(**batch).logits[0].argmax(-1).tolist()
+            for position, (word, expected_tag) in enumerate(zip(words, tags, strict=True)):
+                tag_there = adapter.labels[numbers[batch.word_ids().index(position)]]
+                if tag_there != expected_tag:
+                    row = (" ".join(words), position + 1, word, expected_tag, tag_there)
+                    expected.append(row)
+        assert sorted(issues[listed[1:6]].itertuples(index=False, name=None)) == sorted(expected)
+        assert expected
+
     def test_entities(self, encoder, data, tmp_path):
         results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
         assert results["labels"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]

@@ -39,15 +39,7 @@ def accuracies(lines: Sequence[TableLine]) -> pd.DataFrame:
         for task in means[line.label].dropna().index:
             if line.cells[task].constant:
                 table.loc[proper_name(task), line.label] += f" {CONSTANT}"
-    once = counted_once(tasks)
-    of_2020 = means.loc[once, COLUMN_OF_2020].dropna().index
-    for label, averaged in (("", once), (" of 2020", of_2020)):
-        if len(averaged):
-            average = means.loc[averaged].mean(skipna=False)
-            error = (errors.loc[averaged] ** 2).sum(skipna=False) ** 0.5 / len(averaged)
-            error[PAPER_COLUMNS] = float("nan")  # the papers give none
-            texts = map(_text, means, zip(average, error, strict=True))
-            table.loc[f"mean of {len(averaged)}{label}"] = [*texts]
+    _add_means(table, means, errors)
     for task in tasks:
         table.loc[proper_name(task), "data"] = _describe_data(task, tested)
     table = pd.concat([table, PRINTED])
@@ -57,6 +49,19 @@ def accuracies(lines: Sequence[TableLine]) -> pd.DataFrame:
             table.loc["total parameters", line.label] = f"{sizes.total:.3g}x"
             table.loc["trained per task", line.label] = f"{sizes.share:.2%}"
     return table.fillna(MISSING)
+
+
+def _add_means(table: pd.DataFrame, means: pd.DataFrame, errors: pd.DataFrame) -> None:
+    """Add the mean of the tasks, and that of those of 2020, below them."""
+    once = counted_once(means.index)
+    of_2020 = means.loc[once, COLUMN_OF_2020].dropna().index
+    for label, averaged in (("", once), (" of 2020", of_2020)):
+        if len(averaged):
+            average = means.loc[averaged].mean(skipna=False)
+            error = (errors.loc[averaged] ** 2).sum(skipna=False) ** 0.5 / len(averaged)
+            error[PAPER_COLUMNS] = float("nan")  # the papers give none
+            texts = map(_text, means, zip(average, error, strict=True))
+            table.loc[f"mean of {len(averaged)}{label}"] = [*texts]
 
 
 def _text(column: str, value: MeanAndError) -> str:

@@ -7,9 +7,10 @@ papers' scores on the same validation splits are drawn as hollow markers.
 from collections.abc import Mapping, Sequence
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.drawing import legend, styles, title_of
+from figures.drawing import Styles, legend, styles, title_of
 from results.lines import Columns, TableLine, find_columns
 from results.means import MeanAndError, mean_and_error, mean_over
 from results.numbers import PAPER_LINES, SECOND_COLUMNS
@@ -38,16 +39,7 @@ def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
         style[label]["markerfacecolor"] = "none"
     height = 0.8 + max(0.22, 0.11 * len(style)) * len(rows)
     figure, axes = plt.subplots(figsize=(PAGE, height))
-    step = 0.8 / len(style)  # between the markers of a row
-    for number, (label, scores) in enumerate({**ours, **papers}.items()):
-        shift = (number - (len(style) - 1) / 2) * step
-        look = {**style[label], "linestyle": "none", "label": label}
-        known = {place: scores[name] for place, name in enumerate(rows) if name in scores}
-        if known:
-            heights = [place + shift for place in known]
-            means = [mean for mean, _ in known.values()]
-            errors = [error or 0 for _, error in known.values()]
-            axes.errorbar(means, heights, xerr=errors, capsize=2, **look)
+    _draw_markers(axes, {**ours, **papers}, rows, style)
     axes.set_yticks(range(len(rows)), map(proper_name, rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     for between in range(1, len(rows)):
@@ -56,6 +48,24 @@ def draw(lines: Sequence[TableLine], score: str = "main") -> Figure:
     axes.set_title(title_of(len(cell.seeds) for line in lines for cell in line.cells.values()))
     axes.grid(axis="x", alpha=0.3)
     return legend(figure)
+
+
+def _draw_markers(
+    axes: Axes, by_label: Mapping[str, Scores], rows: Sequence[str], style: Styles
+) -> None:
+    """Draw the scores of each line, beside those of the others in a row."""
+    step = 0.8 / len(by_label)  # between the markers of a row
+    for number, (label, scores) in enumerate(by_label.items()):
+        shift = (number - (len(by_label) - 1) / 2) * step
+        drawn = [name for name in rows if name in scores]
+        if drawn:
+            axes.errorbar(
+                [scores[name][0] for name in drawn],
+                [rows.index(name) + shift for name in drawn],
+                xerr=[scores[name][1] or 0 for name in drawn],
+                capsize=2,
+                **{**style[label], "linestyle": "none", "label": label},
+            )
 
 
 def _scores_of_papers(columns: Columns) -> dict[str, Scores]:

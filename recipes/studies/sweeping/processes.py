@@ -89,7 +89,8 @@ def find_slots(jobs: int | None, config_file: str | None = None) -> list[dict[st
     import torch  # only here, as the import takes seconds
 
     if not torch.cuda.is_available():
-        return _share_cores(jobs or 1)
+        cores = max(1, (os.cpu_count() or 1) // (jobs or 1))  # each run would use all of them
+        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}] * (jobs or 1)
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(",", " ").split()
     devices = named or list(map(str, range(torch.cuda.device_count())))
     per_run = count_processes(config_file) if config_file else 1
@@ -98,12 +99,6 @@ def find_slots(jobs: int | None, config_file: str | None = None) -> list[dict[st
     visible = [",".join(devices[start : start + per_run]) for start in starts]
     count = jobs or len(visible)
     return [{"CUDA_VISIBLE_DEVICES": visible[slot % len(visible)]} for slot in range(count)]
-
-
-def _share_cores(jobs: int) -> list[dict[str, str]]:
-    """Return the environments of runs that would otherwise each use all cores."""
-    cores = max(1, (os.cpu_count() or 1) // jobs)
-    return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}] * jobs
 
 
 def launch_command(config_file: str | None, slots: Sequence[Mapping[str, str]]) -> list[str]:

@@ -164,21 +164,28 @@ def make_searches(
         by_name.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
     if n_trials is None:
         return [Search(compared, other_seeds) for compared in by_name.values()]
-
-    output.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    in_storage = storage or JournalStorage(JournalFileBackend(str(output / "optuna.journal")))
-    searches: list[Search] = []
+    in_storage = storage or str(output / "optuna.journal")
+    samples = []
     for name, (run, *_) in by_name.items():
-        lower = run.recipe.name == "mlm.py" or any(map(lower_is_better, run.flags))
-        study = optuna.create_study(
-            study_name=f"{run.recipe.stem}: {name}",
-            storage=in_storage,
-            direction="minimize" if lower else "maximize",
-            load_if_exists=True,
-        )
-        searches.append(SampledSearch(run, other_seeds, n_trials, study))
-    return searches
+        study = _make_study(run, name, in_storage)
+        samples.append(SampledSearch(run, other_seeds, n_trials, study))
+    return [*samples]
+
+
+def _make_study(run: PlannedRun, name: str, storage: str) -> optuna.Study:
+    """Return Optuna's study in a database or a journal, which other processes share."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kept: str | JournalStorage = storage
+    if storage.endswith(".journal"):
+        Path(storage).parent.mkdir(parents=True, exist_ok=True)
+        kept = JournalStorage(JournalFileBackend(storage))
+    lower = run.recipe.name == "mlm.py" or any(map(lower_is_better, run.flags))
+    return optuna.create_study(
+        study_name=f"{run.recipe.stem}: {name}",
+        storage=kept,
+        direction="minimize" if lower else "maximize",
+        load_if_exists=True,
+    )
 
 
 def execute_all(
