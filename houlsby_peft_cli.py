@@ -419,25 +419,21 @@ def _check(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     words, recipe = ["--evaluate", options.trained, "--data", options.data], options.recipe
-    run = _find_run(Path(options.trained or "").expanduser())
-    if run is not None:
-        # Beside what the run has written, unless a flag follows.
-        words += ["--output_dir", str(run)]
-        recipe = recipe or _recipe_of(run)
+    path = Path(options.trained or "").expanduser()
+    # Of the run that the path names or whose adapter it names, or of all runs in a folder.
+    for folder, pattern in ((path, ""), (path.parent, ""), (path, "*/")):
+        results = sorted(folder.glob(f"{pattern}results.json"))
+        if results:
+            # Beside what the run has written, unless a flag follows.
+            words += ["--output_dir", str(folder)]
+            recipe = recipe or _recipe_of(results[0])
+            break
     _launch(options, recipe, words)
 
 
-def _find_run(path: Path) -> Path | None:
-    """Return the folder of the run that a path names, or whose adapter it names."""
-    for folder in (path, path.parent):
-        if (folder / "results.json").exists():
-            return folder
-    return None
-
-
-def _recipe_of(run: Path) -> str | None:
-    """Return the recipe that has trained a run."""
-    command = json.loads((run / "results.json").read_text())["command"]
+def _recipe_of(results: Path) -> str | None:
+    """Return the recipe of the run that has these results."""
+    command = json.loads(results.read_text())["command"]
     for recipe in _RECIPES:
         if f"recipes/{recipe}.py" in command:
             return recipe

@@ -34,6 +34,7 @@ MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 FREE = {
     "accelerator_config",
     "baseline",
+    "cache_states",
     "check_labels",
     "ddp_timeout",
     "disable_tqdm",
