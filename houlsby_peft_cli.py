@@ -56,7 +56,8 @@ flags of the recipe, after the data:
   --output_dir FOLDER         where the run goes; default: runs/ and the name of the data or the
                               recipe
   --text_columns A [B]        column of the texts, or two for pairs; default: detected
-  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
+  --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
+                              each of one task; default: detected
   --check_labels              first list the training examples whose label is probably wrong
   --validation_file FILE      validation data; default: a tenth of the training examples
   --metric NAME [...]         further metrics: names on the Hub or local scripts
@@ -72,7 +73,8 @@ flags of the recipe, after the data:
                               download from the Hub
   --output_dir FOLDER         where label_issues.csv goes; default: runs/ and the name of the data
   --text_columns A [B]        column of the texts, or two for pairs; default: detected
-  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
+  --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
+                              each of one task; default: detected
 """
 _EVALUATE_FLAGS = """\
 flags of the recipe, after the data:
@@ -80,7 +82,8 @@ flags of the recipe, after the data:
                               takes them
   --output_dir FOLDER         where evaluation.json goes; default: the run's folder
   --text_columns A [B]        column of the texts, or two for pairs; default: as in the training
-  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
+  --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
+                              each of one task; default: detected
 """
 
 
@@ -223,7 +226,7 @@ def _add_training(add: _Add) -> None:
     )
     evaluate = add("evaluate", "score a trained adapter or model on other data", _evaluate)
     evaluate.add_argument(
-        "trained", metavar="run", nargs="?", help="folder of the run, or an adapter"
+        "trained", metavar="run", nargs="?", help="folder of a run or of several, or an adapter"
     )
     evaluate.add_argument("data", nargs="?", help="as for train")
     usage = "%(prog)s [options] DATA [flags of the recipe]"

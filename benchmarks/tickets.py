@@ -1,5 +1,5 @@
 """Write a table of generated messages to a shop, with eight columns of labels: 1,000 rows to train
-on in tickets.csv, and 400 in new.csv, whose phrases the first do not have.
+on in tickets.csv, 3% of whose labels are wrong, and 400 in new.csv, whose phrases are other ones.
 
     python benchmarks/tickets.py tickets.csv new.csv
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 
 ROWS = (1000, 400)
+WRONG = 0.03
 # Of each column: the classes with their phrases. The last two of each are for new messages.
 COLUMNS = {
     "topic": {
@@ -95,6 +96,8 @@ def make_rows(count: int, are_new: bool) -> list[dict[str, str]]:
             row[column] = chance.choice([*classes])
             choices = classes[row[column]].split("|")
             phrases.append(chance.choice(choices[-2:] if are_new else choices[:-2]))
+            if not are_new and chance.random() < WRONG:
+                row[column] = chance.choice([name for name in classes if name != row[column]])
         chance.shuffle(phrases)
         row["message"] = ". ".join(phrase[0].upper() + phrase[1:] for phrase in phrases) + "."
         rows.append(row)

@@ -88,6 +88,7 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
     start = time.perf_counter()
     commands = split_command(command, columns)
     trains = command.arguments.evaluate is None and command.training.do_train
+    example: Any = None
     loads: dict[str, Any] = {}
     for (task, of_task), column in zip(commands.items(), columns, strict=True):
         others = {*columns} - {column}
@@ -98,7 +99,7 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
         if trains:
             with _logging(of_task):
                 loaded = loads[task]()
-            loads[task] = partial(as_loaded, loaded)
+            loads[task], example = partial(as_loaded, loaded), loaded.first_example()
             log(f"{task}: {describe_examples(loaded)}")
 
     results = {}
@@ -111,7 +112,7 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
             intervals = result["intervals"].get("validation")
             log(f"{task}: {format_scores({chosen: scores[chosen]}, intervals)}" if scores else task)
     if command.training.process_index == 0:
-        _report(commands, results, time.perf_counter() - start)
+        _report(commands, results, example, time.perf_counter() - start)
 
 
 def split_command(command: Command, columns: Sequence[str]) -> dict[str, Command]:
@@ -187,7 +188,10 @@ def _row_of(task: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _report(
-    commands: Mapping[str, Command], results: Mapping[str, Mapping[str, Any]], seconds: float
+    commands: Mapping[str, Command],
+    results: Mapping[str, Mapping[str, Any]],
+    example: Any,
+    seconds: float,
 ) -> None:
     """Write the table of scores and the doubtful labels of all tasks; print what was found, and
     what to do next.
@@ -215,6 +219,6 @@ def _report(
             files["Doubtful labels"] = str(issues)
     files["Logs"] = str(folder / "*" / LOG_FILE)
     if results and is_houlsby(Path(first.training.output_dir, "adapter")) and not is_evaluated:
-        files["Predict"] = predict_command(folder, "text")
+        files["Predict"] = predict_command(folder, example)
         files["In a browser"] = serve_command(folder)
     print_files(files)

@@ -276,10 +276,10 @@ def write_issues(
 
 
 def gather_issues(commands: Mapping[str, Command]) -> Path | None:
-    """Write the issues of several tasks on one table beside their folders, in a copy of it, and
-    return the path; None if the data are no single table, or no task has issues of its own.
+    """Log how many issues each of several tasks has, and write those on one table into a copy of it
+    beside their folders; return its path, or None if the data are no single table.
     """
-    whole, added, path = None, [], None
+    whole, added, counts, path = None, [], [], None
     for task, command in commands.items():
         folder = Path(command.training.output_dir)
         whole = whole or table_of(command)
@@ -289,10 +289,13 @@ def gather_issues(commands: Mapping[str, Command]) -> Path | None:
                 continue
             for row, issue in zip(whole.rows, suggested, strict=True):
                 row |= {f"{task}_{name}": issue[name] for name in ADDED}
+            doubtful = sum(bool(issue["suggestion"]) for issue in suggested)
+            counts.append(f"{task} {doubtful:,}")
             added += [f"{task}_{name}" for name in ADDED]
             path = folder.parent / of_task.name
     if whole is not None and path is not None:
         write_table(path, whole.rows, whole, added)
+        log(f"doubtful labels: {', '.join(counts)}")
     return path
 
 
