@@ -56,7 +56,8 @@ flags of the recipe, after the data:
   --output_dir FOLDER         where the run goes; default: runs/ and the name of the data or the
                               recipe
   --text_columns A [B]        column of the texts, or two for pairs; default: detected
-  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
+  --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
+                              each of one task; default: detected
   --check_labels              first list the training examples whose label is probably wrong
   --validation_file FILE      validation data; default: a tenth of the training examples
   --metric NAME [...]         further metrics: names on the Hub or local scripts
@@ -72,7 +73,8 @@ flags of the recipe, after the data:
                               download from the Hub
   --output_dir FOLDER         where label_issues.csv goes; default: runs/ and the name of the data
   --text_columns A [B]        column of the texts, or two for pairs; default: detected
-  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
+  --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
+                              each of one task; default: detected
 """
 _EVALUATE_FLAGS = """\
 flags of the recipe, after the data:
@@ -80,7 +82,8 @@ flags of the recipe, after the data:
                               takes them
   --output_dir FOLDER         where evaluation.json goes; default: the run's folder
   --text_columns A [B]        column of the texts, or two for pairs; default: as in the training
-  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
+  --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
+                              each of one task; default: detected
 """
 
 
@@ -223,7 +226,7 @@ def _add_training(add: _Add) -> None:
     )
     evaluate = add("evaluate", "score a trained adapter or model on other data", _evaluate)
     evaluate.add_argument(
-        "trained", metavar="run", nargs="?", help="folder of the run, or an adapter"
+        "trained", metavar="run", nargs="?", help="folder of a run or of several, or an adapter"
     )
     evaluate.add_argument("data", nargs="?", help="as for train")
     usage = "%(prog)s [options] DATA [flags of the recipe]"
@@ -423,25 +426,21 @@ def _check(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     words, recipe = ["--evaluate", options.trained, "--data", options.data], options.recipe
-    run = _find_run(Path(options.trained or "").expanduser())
-    if run is not None:
-        # Beside what the run has written, unless a flag follows.
-        words += ["--output_dir", str(run)]
-        recipe = recipe or _recipe_of(run)
+    path = Path(options.trained or "").expanduser()
+    # Of the run that the path names or whose adapter it names, or of all runs in a folder.
+    for folder, pattern in ((path, ""), (path.parent, ""), (path, "*/")):
+        results = sorted(folder.glob(f"{pattern}results.json"))
+        if results:
+            # Beside what the run has written, unless a flag follows.
+            words += ["--output_dir", str(folder)]
+            recipe = recipe or _recipe_of(results[0])
+            break
     _launch(options, recipe, words)
 
 
-def _find_run(path: Path) -> Path | None:
-    """Return the folder of the run that a path names, or whose adapter it names."""
-    for folder in (path, path.parent):
-        if (folder / "results.json").exists():
-            return folder
-    return None
-
-
-def _recipe_of(run: Path) -> str | None:
-    """Return the recipe that has trained a run."""
-    command = json.loads((run / "results.json").read_text())["command"]
+def _recipe_of(results: Path) -> str | None:
+    """Return the recipe of the run that has these results."""
+    command = json.loads(results.read_text())["command"]
     for recipe in _RECIPES:
         if f"recipes/{recipe}.py" in command:
             return recipe

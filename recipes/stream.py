@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import houlsby_peft
-from data.reading import files_of
 from run.arguments import ClassifierArguments
 from run.command import TASK, Command, parse_command
 from run.edge import RecipeError, end_with_one_line
 from run.files import write_json
-from run.run_task import run_task
 from run.training_arguments import flag
 from tasks.classification import ClassificationArguments, ClassificationTask, load_task, run
-from tasks.label_issues import as_loaded, check_labels
+from tasks.label_issues import as_loaded
 
 
 STREAM_FILE = "stream.json"
@@ -67,8 +65,7 @@ def main() -> None:
         training.choosing_by(tasks[name].scores, training.output_dir)
     for name, of_task in commands.items():
         load = partial(as_loaded, tasks[name])
-        check_labels(load, of_task)
-        results[name] = run_task(ClassificationTask, load, of_task, files_of(of_task.arguments))
+        results[name] = run(of_task, load)
     if training.process_index == 0:
         learned = {}
         for name, of_task in commands.items():

@@ -367,6 +367,13 @@ def same_but_spelling(label: str) -> str:
     return " ".join(label.casefold().split())
 
 
+def has_flags(data: Dataset, column: str) -> bool:
+    """Return whether a column holds only 0, 1, -1 and nothing, as that of a class may."""
+    if declared_classes(data, column):
+        return False
+    return all(value in (None, "") or read_number(value) in (0, 1, -1) for value in data[column])
+
+
 def declared_classes(data: Dataset, column: str) -> tuple[str, ...]:
     """Return the class names that the data set declares, if any."""
     type_ = data.features[column]

@@ -39,6 +39,11 @@ class Command(NamedTuple):
     adapter: AdapterArguments
     training: RecipeTrainingArguments
 
+    @property
+    def trains_ladder(self) -> bool:
+        """Whether the adapter is a ladder, which leaves the encoder's hidden states as they are."""
+        return self.method.method == "houlsby" and bool(self.adapter.kind == "ladder")
+
     def with_arguments(self, **values: Any) -> "Command":
         """Return a copy with other values, in every group that has arguments of these names."""
         groups: list[Any] = []

@@ -248,7 +248,7 @@ def report_end(
         files["Learning curves"] = str(curves)
     if example is not None and is_houlsby(saved):
         files["Predict"] = predict_command(saved, example)
-        files["In a browser"] = shlex.join([*_tool(), "serve", "--adapters", str(saved)])
+        files["In a browser"] = serve_command(saved)
     if is_houlsby(saved) and not trainer.args.push_to_hub:
         files["Share"] = push_command(saved)
     print_files(files)
@@ -368,12 +368,19 @@ def describe_baseline(results: Mapping[str, Any]) -> str:
 
 
 def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
-    """Return the command that predicts for an example, which is shortened."""
+    """Return the command that predicts for an example, which is shortened, with an adapter or a
+    folder of runs.
+    """
     texts = [example] if isinstance(example, str) else example
     words = [*_tool(), "predict", str(adapter), *map(_shorten, texts)]
     if len(texts) == 2:
         words.append("--pairs")
     return shlex.join(words)
+
+
+def serve_command(adapters: Path) -> str:
+    """Return the command that serves an adapter, or a folder of runs."""
+    return shlex.join([*_tool(), "serve", "--adapters", str(adapters)])
 
 
 def push_command(adapter: Path) -> str:

@@ -31,22 +31,14 @@ WHERE = "(where)"  # a column that every data set gets: where each example is, s
 CONTENT = "content"
 # What belongs to a run, besides its checkpoints and its weights, which the new run may start from.
 MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
-# Arguments that do not change what is learned, as patterns.
-FREE = (
-    *(
-        "accelerator_config",
-        "baseline",
-        "check_labels",
-        "ddp_timeout",
-        "deepspeed*",
-        "disable_tqdm",
-    ),
-    *("do_*", "evaluate", "fsdp*", "hub_*", "log_*", "logging_*", "metric", "output_dir"),
-    *("overwrite_output_dir", "per_device_eval*", "predict", "project", "push_to_hub", "report_to"),
-    *("resume_from_checkpoint", "run_name", "save_*", "skip_memory_metrics", "tasks"),
-    *("torch_compile*", "trackio_*", "use_cpu"),
-    *("dataloader_num*", "dataloader_p*", "dataloader_m*"),  # but not drop_last and in_order
-)
+# Arguments that do not change what is learned, as patterns. Of the loader's, drop_last and in_order
+# do.
+FREE = """
+    accelerator_config baseline cache_states check_labels dataloader_m* dataloader_num* dataloader_p*
+    ddp_timeout deepspeed* disable_tqdm do_* evaluate fsdp* hub_* log_* logging_* metric output_dir
+    overwrite_output_dir per_device_eval* predict project push_to_hub report_to
+    resume_from_checkpoint run_name save_* skip_memory_metrics tasks torch_compile* trackio_* use_cpu
+""".split()
 # Arguments that name data, whose content is compared instead where it is known.
 OF_DATA = ("data", "more_data", "data_dir", "validation_file", "test_file")
 OF_FOLDERS = ("model_name", "init_adapter", "beneath")  # arguments that may name a folder

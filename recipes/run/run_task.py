@@ -71,8 +71,7 @@ def settle(command: Command, encoder: str | None) -> Command:
     if evaluated is not None:
         return command._replace(arguments=replace(arguments, evaluate=evaluated))
     method.check(adapter, training)
-    is_ladder = method.method == "houlsby" and adapter.kind == "ladder"
-    if arguments.cache_states is not None and not is_ladder:
+    if arguments.cache_states is not None and not command.trains_ladder:
         raise RecipeError(
             "--cache_states needs --kind ladder: other adapters change the encoder's hidden states."
         )
@@ -198,6 +197,7 @@ def evaluate(
     evaluation = {
         "task": task.name,
         "evaluated": saved.name,
+        "chosen_by": training.metric_for_best_model,
         "scores": scores,
         "intervals": intervals,
         "constant": constant,

@@ -4,7 +4,7 @@ text_classification.py, paper_tasks.py and stream.py train with `run`.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -89,7 +89,13 @@ class ClassificationArguments(LabelArguments, TextArguments):
     label_columns: list[str] | None = flag(  # noqa: RUF009
         aliases=["--label_column", "--label_column_name"],
         default=None,
-        help="Column of the label, or one 0/1 column for each class; default: detected by name.",
+        help="Column of the label, one for each task, or one 0/1 column for each class; default: "
+        "detected by name.",
+    )
+    tasks_of_columns: bool | None = flag(
+        default=None,
+        help="Of several --label_columns: train a task for each, with an adapter of its own; "
+        "default: if they hold classes, and not 0 and 1.",
     )
     problem_type: (
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
@@ -217,11 +223,14 @@ class ClassificationTask(LabeledTask):
         return table.assign(predicted=self.kind.decode(outputs > 0))
 
 
-def run(command: Command) -> dict[str, Any]:
-    """Train on the data of the command line, or score what is saved: see run/run_task.py."""
+def run(command: Command, load: Callable[..., ClassificationTask] | None = None) -> dict[str, Any]:
+    """Train on the data of the command line, or score what is saved: see run/run_task.py.
+
+    `load` returns the task, as `load_task` does. Return nothing if labels are only checked.
+    """
     command = command.for_task(command.arguments.name)
-    arguments, training = command.arguments, command.training
-    load = check_labels(partial(load_task, arguments, training), command)
+    arguments = command.arguments
+    load = check_labels(load or partial(load_task, arguments, command.training), command)
     if load is None:
         return {}
     return run_task(ClassificationTask, load, command, files_of(arguments))
@@ -231,14 +240,16 @@ def load_task(
     arguments: ClassificationArguments,
     training: RecipeTrainingArguments,
     saved: Saved | None = None,
+    splits: Mapping[str, Dataset] | None = None,
 ) -> ClassificationTask:
     """Load a data set and detect its texts and labels, or take those of a saved adapter or model.
 
-    Examples without a label and training examples without text are left out.
+    `splits` are the data, if they have been read. Examples without a label and training examples
+    without text are left out.
     """
     if saved:
         arguments = _with_recorded(arguments, saved)
-    splits = load_data(arguments, training)
+    splits = dict(splits or load_data(arguments, training))
     recorded = saved.recorded("text_columns") if saved else None
     text_columns = find_text_columns(
         splits["train"], arguments.text_columns, recorded, arguments.label_columns
@@ -267,7 +278,7 @@ def load_task(
             used.append("label")
         splits[name] = split.select_columns(used)
     task = ClassificationTask(
-        name=arguments.name,
+        name=column.columns[0] if arguments.tasks_of_columns else arguments.name,
         text_columns=text_columns,
         undivided=splits["train"],
         kind=kind,
@@ -365,8 +376,7 @@ def _show_examples(
 def _prepare_loss(task: ClassificationTask, arguments: ClassificationArguments) -> None:
     """Log how often the classes occur; set what the loss needs to know of the training examples."""
     encoded = task.splits["train"]["label"]
-    balance = describe_balance(task.kind, encoded)
-    log(f"{task.name}: {len(encoded):,} training examples; {balance}")
+    log(f"{task.name}: {describe_examples(task)}")
     if task.problem_type == REGRESSION:
         targets = np.asarray(encoded, dtype=float)
         task.scale = (float(targets.mean()), float(targets.std()) or 1.0)
@@ -377,6 +387,12 @@ def _prepare_loss(task: ClassificationTask, arguments: ClassificationArguments) 
             listed.append(f"{name} {weight:.2f}")
         more = ", ..." * (len(task.labels) > SHOWN)
         log(f"weights of the classes in the loss: {', '.join(listed)}{more}")
+
+
+def describe_examples(task: ClassificationTask) -> str:
+    """Return the number of training examples, and how often their classes occur."""
+    encoded = task.splits["train"]["label"]
+    return f"{len(encoded):,} training examples; {describe_balance(task.kind, encoded)}"
 
 
 def classification_scores(

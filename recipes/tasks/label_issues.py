@@ -8,7 +8,7 @@ on others. cleanlab then finds the labels that these predictions contradict.
 import textwrap
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -292,7 +292,7 @@ def write_issues(
     )
     folder = Path(command.training.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    own = _table_of(command)
+    own = table_of(command)
     path = folder / f"{NAME}.csv"
     if own is not None:
         path = path.with_suffix(own.format if own.format in WRITTEN else ".xlsx")
@@ -312,7 +312,31 @@ def write_issues(
         log(f"  {row['row']}: {text!r} -> {row['label']}, probably {row['suggestion']}")
 
 
-def _table_of(command: Command) -> Table | None:
+def gather_issues(commands: Mapping[str, Command]) -> Path | None:
+    """Log how many issues each of several tasks has, and write those on one table into a copy of it
+    beside their folders; return its path, or None if the data are no single table.
+    """
+    whole, added, counts, path = None, [], [], None
+    for task, command in commands.items():
+        folder = Path(command.training.output_dir)
+        whole = whole or table_of(command)
+        for of_task in folder.glob(f"{NAME}.*"):
+            suggested = read_table(of_task).rows
+            if whole is None or len(suggested) != len(whole.rows):
+                continue
+            for row, issue in zip(whole.rows, suggested, strict=True):
+                row |= {f"{task}_{name}": issue[name] for name in ADDED}
+            doubtful = sum(bool(issue["suggestion"]) for issue in suggested)
+            counts.append(f"{task} {doubtful:,}")
+            added += [f"{task}_{name}" for name in ADDED]
+            path = folder.parent / of_task.name
+    if whole is not None and path is not None:
+        write_table(path, whole.rows, whole, added)
+        log(f"doubtful labels: {', '.join(counts)}")
+    return path
+
+
+def table_of(command: Command) -> Table | None:
     """Return the user's table, if the data are a single one, in which each row is an example."""
     arguments = command.arguments
     path = Path(arguments.data).expanduser()

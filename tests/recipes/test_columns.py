@@ -1,0 +1,203 @@
+"""A table with several columns of labels: a task for each, in one folder of runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+from transformers.models.bert.modeling_bert import BertLayer
+
+import houlsby_peft
+import text_classification
+from demo import minimal_pairs
+from houlsby_peft_cli import main
+from recipe_runs import results_of, run, write
+from run.edge import RecipeError
+from tasks import columns
+
+
+SENTENCES = minimal_pairs()["train"]["sentence"][:60]
+LABELS = {
+    "topic": ["food", "room", "staff"] * 20,
+    "mood": [*["good", "bad"] * 25, *[None] * 10],
+    "is it/late?": ["yes", "no", "no"] * 20,
+}
+TASKS = ("topic", "mood", "is_it_late")
+
+
+def train(encoder, data, output, *flags: object) -> None:
+    folders = ("--data", data, "--model_name", encoder, "--output_dir", output)
+    run(text_classification, *folders, "--max_steps", 4, "--use_cpu", *flags)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "stays.csv", text=SENTENCES, **LABELS)
+
+
+@pytest.fixture(scope="module")
+def ladders(encoder, table, tmp_path_factory):
+    """A folder of three ladders, with how many texts the first layer of the encoder has read."""
+    folder, texts = tmp_path_factory.mktemp("ladders"), 0
+    forward = BertLayer.forward
+
+    def count(layer, hidden, *args, **kwargs):
+        nonlocal texts
+        if layer.attention.self.layer_idx == 0:
+            texts += len(hidden)
+        return forward(layer, hidden, *args, **kwargs)
+
+    with patch.object(BertLayer, "forward", count):
+        flags = ("--kind", "ladder", "--r", 4, "--baseline", "false")
+        train(encoder, table, folder, "--label_columns", *LABELS, *flags)
+    return folder, texts
+
+
+def test_each_column_has_the_run_that_it_has_alone(encoder, table, tmp_path):
+    train(encoder, table, tmp_path / "all", "--label_columns", *LABELS)
+    for column, task in zip(LABELS, TASKS, strict=True):
+        train(encoder, table, tmp_path / task, "--label_columns", column)
+        results, alone = results_of(tmp_path / "all" / task), results_of(tmp_path / task)
+        assert results["best_scores"] == alone["best_scores"]
+        assert results["dataset"]["rows"] == alone["dataset"]["rows"]
+        assert results["task"] == column
+        weights = "adapter/adapter_model.safetensors"
+        found, expected = (
+            load_file(folder / weights) for folder in (tmp_path / "all" / task, tmp_path / task)
+        )
+        assert all(np.array_equal(found[name], weight) for name, weight in expected.items())
+
+
+def test_the_encoder_reads_each_text_once_for_all_ladders(ladders):
+    _, texts = ladders
+    # And once more for the first batch of each task, which tells what a layer returns.
+    assert texts <= 60 + 2 * 32
+
+
+def test_the_table_of_scores_is_that_of_the_runs(ladders):
+    folder, _ = ladders
+    rows = pd.read_csv(folder / "scores.csv").set_index("task")
+    assert tuple(rows.index) == TASKS
+    for task in TASKS:
+        results = results_of(folder / task)
+        assert rows.validation[task] == results["best_scores"]["accuracy"]
+        assert rows.examples[task] == results["dataset"]["rows"]["train"]
+    # Rows whose mood is missing teach topics.
+    assert rows.examples.to_dict() == {"topic": 48, "mood": 40, "is_it_late": 48}
+
+
+def test_the_doubtful_labels_of_all_columns_are_in_one_table(ladders, table):
+    folder, _ = ladders
+    issues, whole = pd.read_csv(folder / "label_issues.csv"), pd.read_csv(table)
+    pd.testing.assert_frame_equal(issues[[*whole]], whole)
+    for task in TASKS:
+        suggestions = pd.read_csv(folder / task / "label_issues.csv").suggestion
+        assert issues[f"{task}_suggestion"].equals(suggestions)
+
+
+def test_the_folder_predicts_a_column_for_each_task(ladders, table, tmp_path):
+    folder, _ = ladders
+    main(["predict", str(folder), "--file", str(table), "--output", str(tmp_path / "a.csv")])
+    with (tmp_path / "a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for task in TASKS:
+        alone = houlsby_peft.load(folder / task).predict(list(SENTENCES))
+        name = f"predicted_{task}" if task in LABELS else task
+        assert [row[name] for row in rows] == [prediction["label"] for prediction in alone]
+
+
+def test_the_folder_is_evaluated_on_other_data(ladders, tmp_path, monkeypatch):
+    folder, _ = ladders
+    data = write(
+        tmp_path / "new.csv", text=SENTENCES[:40], **{k: v[:40] for k, v in LABELS.items()}
+    )
+
+    def start(_, command):
+        monkeypatch.setattr(sys, "argv", [*command[1:], "--use_cpu"])
+        text_classification.main()
+
+    monkeypatch.setattr("os.execv", start)
+    main(["evaluate", str(folder), str(data), "--label_columns", "topic", "is it/late?"])
+    rows = pd.read_csv(folder / "evaluation.csv").set_index("task")
+    assert [*rows.index] == ["is_it_late", "topic"]
+    for task, column in (("topic", "topic"), ("is_it_late", "is it/late?")):
+        predicted = houlsby_peft.load(folder / task).predict(list(SENTENCES[:40]))
+        right = [
+            one["label"] == label for one, label in zip(predicted, LABELS[column], strict=False)
+        ]
+        assert rows.validation[task] == pytest.approx(np.mean(right))
+        assert (folder / task / "evaluation.json").exists()
+
+
+def test_the_same_command_goes_on_where_it_was_killed(
+    encoder, table, tmp_path, monkeypatch, capsys
+):
+    flags = (encoder, table, tmp_path / "run", "--label_columns", *LABELS)
+    of_one = columns.run
+
+    def fail(command, load):
+        if command.arguments.label_columns == ["mood"]:
+            raise KeyboardInterrupt
+        return of_one(command, load)
+
+    monkeypatch.setattr(columns, "run", fail)
+    with pytest.raises(KeyboardInterrupt):
+        train(*flags)
+    before = (tmp_path / "run" / "topic" / "results.json").stat().st_mtime_ns
+    monkeypatch.undo()
+    train(*flags)
+    assert (tmp_path / "run" / "topic" / "results.json").stat().st_mtime_ns == before
+    assert "nothing is trained" in (tmp_path / "run" / "topic" / "log.txt").read_text()
+    assert len(pd.read_csv(tmp_path / "run" / "scores.csv")) == 3
+    assert len(capsys.readouterr().out.splitlines()) < 40
+
+
+FLAGS = {"spam": [0, 1] * 30, "late": ["1", "0", "-1"] * 20}
+
+
+class TestTasksOrClasses:
+    def load(self, tmp_path, labels, *flags):
+        """Return what would be trained: the tasks, or one of 0/1 columns."""
+        data = write(tmp_path / "a.csv", text=SENTENCES, **labels)
+        trained = []
+        with (
+            patch.object(columns, "run", lambda *_: trained.append("one")),
+            patch.object(columns, "_run_tasks", lambda *args: trained.extend(args[2])),
+        ):
+            run(
+                text_classification, "--data", data, "--label_columns", *labels, "--use_cpu", *flags
+            )
+        return trained
+
+    def test_columns_of_0_and_1_are_one_task(self, tmp_path):
+        assert self.load(tmp_path, FLAGS) == ["one"]
+        assert self.load(tmp_path, FLAGS, "--tasks_of_columns", "true") == ["spam", "late"]
+
+    def test_a_mixture_is_asked_for(self, tmp_path):
+        mixture = {"topic": LABELS["topic"], **FLAGS}
+        with pytest.raises(RecipeError, match="spam, late hold 0 and 1 only"):
+            self.load(tmp_path, mixture)
+        assert self.load(tmp_path, mixture, "--tasks_of_columns", "true") == [*mixture]
+
+    def test_a_single_column_is_one_task(self, tmp_path):
+        topic = {"topic": LABELS["topic"]}
+        assert self.load(tmp_path, topic) == ["one"]
+
+
+def test_a_mistake_in_a_later_column_shows_before_anything_is_trained(encoder, tmp_path):
+    data = write(tmp_path / "a.csv", text=SENTENCES, topic=LABELS["topic"], mood=["good"] * 60)
+    with pytest.raises(RecipeError, match="the column 'mood' has only good"):
+        train(encoder, data, tmp_path / "run", "--label_columns", "topic", "mood")
+    assert not list((tmp_path / "run").rglob("adapter"))
+
+
+def test_a_folder_of_one_run_is_left_to_it(encoder, table, tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({}))
+    with pytest.raises(RecipeError, match="holds the run of one task"):
+        train(encoder, table, tmp_path, "--label_columns", *LABELS)
