@@ -4,82 +4,77 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from peft import PeftConfig, TaskType, get_peft_model
 
 from houlsby_peft import HoulsbyConfig
+from model_states import trained_names
 from tiny_models import tiny_bert
 
 
-@pytest.mark.parametrize(
-    ("fields", "name", "said"),
-    [
-        ({"r": 0}, "r", "at least 1"),
-        ({"activation": "gellu"}, "activation", "'gelu'"),
-        ({"dropout": 1.0}, "dropout", "[0, 1)"),
-        ({"share_layers": -1}, "share_layers", "-1"),
-        ({"init_std": -0.01}, "init_std", "-0.01"),
-        ({"positions": ("ffn",)}, "positions", "feed_forward"),
-        ({"rank_pattern": {"output": 0}}, "rank_pattern", "at least 1"),
-        ({"rank_pattern": {"output": 8}, "share_layers": 1}, "rank_pattern", "share_layers=0"),
-        (
-            {"target_modules": ["query"], "kind": "parallel"},
-            "target_modules",
-            "select sub-layers with positions",
-        ),
-        ({"modules_to_save": [], "task_type": "SEQ_CLS"}, "modules_to_save", "leave task_type out"),
-        ({"scaling": float("nan")}, "scaling", "learned"),
-        ({"id2label": {1: "a", 2: "b"}}, "id2label", "from 0 on"),
-    ],
-)
-def test_error_names_field_rule_and_value(fields, name, said):
-    with pytest.raises(ValueError, match=rf"^HoulsbyConfig\.{name} must be .*; got .*\.$") as error:
+# The options, and a word of the rule.
+REFUSED = [
+    ({"r": 0}, "r must be"),
+    ({"r": True}, "r"),
+    ({"activation": "gellu"}, "activation"),
+    ({"dropout": 1.0}, "dropout"),
+    ({"share_layers": -1}, "share_layers"),
+    ({"init_std": -0.01}, "init_std"),
+    ({"init_weights": "gaussian"}, "init_weights"),
+    ({"positions": ("ffn",)}, "positions"),
+    ({"train_layer_norm": 1}, "train_layer_norm"),
+    ({"layers_to_transform": [0, "1"]}, "layers_to_transform"),
+    ({"rank_pattern": {"output": 0}}, "rank_pattern"),
+    ({"rank_pattern": {"output": 8}, "share_layers": 1}, "rank_pattern"),
+    ({"kind": "prefix"}, "kind"),
+    ({"kind": "parallel", "target_modules": ["query"]}, "target_modules"),
+    ({"invertible": "glow"}, "invertible"),
+    ({"modules_to_save": "pooler"}, "modules_to_save"),
+    ({"modules_to_save": [], "task_type": "SEQ_CLS"}, "modules_to_save"),
+    ({"scaling": float("nan")}, "scaling"),
+    ({"id2label": {1: "a", 2: "b"}}, "id2label"),
+    ({"problem_type": "classification"}, "problem_type"),
+    ({"kind": "ladder", "share_layers": 1}, "share_layers"),
+    ({"kind": "ladder", "scaling": "learned"}, "scaling"),
+    ({"kind": "ladder", "invertible": "nice"}, "invertible"),
+    ({"kind": "ladder", "positions": ["attention"]}, "positions"),
+    ({"kind": "ladder", "train_layer_norm": "all"}, "train_layer_norm"),
+    ({"kind": "ladder", "trainable_token_indices": [1]}, "trainable_token_indices"),
+    ({"kind": "ladder", "target_modules": ["query"]}, "target_modules"),
+    # Options of other methods, each with its counterpart.
+    ({"lora_alpha": 1}, "scaling"),
+    ({"lora_dropout": 1}, "dropout"),
+    ({"bias": 1}, "leave it out"),
+    ({"reduction_factor": 1}, "use r"),
+    ({"layers": 1}, "layers_to_transform"),
+    ({"unheard_of": 1}, "unheard_of"),
+]
+
+
+@pytest.mark.parametrize(("fields", "word"), REFUSED, ids=str)
+def test_what_is_no_configuration_is_refused(fields, word):
+    with pytest.raises((TypeError, ValueError), match=word):
         HoulsbyConfig(**fields)
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("r", True), ("train_layer_norm", 1), ("layers_to_transform", [0, "1"]),
-        ("modules_to_save", "pooler"), ("kind", "prefix"), ("invertible", "glow"),
-        ("problem_type", "classification"), ("init_weights", "gaussian"),
-    ],
-)  # fmt: skip
-def test_a_value_of_another_type_is_refused(name, value):
-    with pytest.raises(TypeError, match=f"HoulsbyConfig.{name}"):
-        HoulsbyConfig(**{name: value})
 
 
 def test_peft_trains_the_head_of_some_task_types_whatever_the_modules_to_save():
     """Why an empty list is refused with them; a user's own list stays the user's."""
-    given = ["bert.pooler"]
-    config = HoulsbyConfig(task_type="SEQ_CLS", modules_to_save=given)
+    modules = ["bert.pooler"]
+    config = HoulsbyConfig(task_type="SEQ_CLS", modules_to_save=modules)
     config.modules_to_save.clear()
     model = get_peft_model(tiny_bert(), config)
-    assert any(
-        "classifier" in name for name, weight in model.named_parameters() if weight.requires_grad
-    )
-    assert given == ["bert.pooler"]
+    assert any("classifier" in name for name in trained_names(model))
+    assert modules == ["bert.pooler"]
 
 
 def test_defaults_are_the_papers():
     config = HoulsbyConfig()
-    assert (config.r, config.activation, config.dropout, config.share_layers) == (
-        64,
-        "gelu",
-        0.0,
-        0,
-    )
-    assert (config.init_std, config.train_layer_norm) == (0.01, True)
+    assert (config.r, config.activation, config.init_std) == (64, "gelu", 0.01)
+    assert (config.dropout, config.share_layers, config.train_layer_norm) == (0.0, 0, True)
     assert config.positions == ("attention", "feed_forward")
     # Other kinds adapt what their papers adapt.
-    assert (
-        HoulsbyConfig(kind="pfeiffer").positions
-        == HoulsbyConfig(kind="parallel").positions
-        == ("feed_forward",)
-    )
+    assert HoulsbyConfig(kind="pfeiffer").positions == ("feed_forward",)
+    assert HoulsbyConfig(kind="parallel").positions == ("feed_forward",)
     assert HoulsbyConfig(kind="pfeiffer", positions=("attention",)).positions == ("attention",)
 
 
@@ -116,28 +111,3 @@ def test_a_configuration_survives_copying_and_its_file(fields, tmp_path):
     config.save_pretrained(tmp_path)
     assert HoulsbyConfig.from_pretrained(tmp_path) == config
     assert PeftConfig.from_pretrained(tmp_path) == config
-
-
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("lora_alpha", "scaling"),
-        ("lora_dropout", "dropout"),
-        ("bias", "leave it out"),
-        ("reduction_factor", "use r"),
-        ("layers", "layers_to_transform"),
-    ],
-)
-def test_an_option_of_another_method_is_answered_with_its_counterpart(name, remedy):
-    with pytest.raises(TypeError, match=f"'{name}'.*{remedy}"):
-        HoulsbyConfig(**{name: 1})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'unheard_of'"):
-        HoulsbyConfig(unheard_of=1)
-
-
-def test_numpy_arrays_and_numbers_are_taken():
-    config = HoulsbyConfig(
-        r=np.int64(4), layers_to_transform=np.array([0, 2]), dropout=np.float32(0.5)
-    )
-    assert (config.r, config.layers_to_transform, config.dropout) == (4, [0, 2], 0.5)
-    json.dumps(config.to_dict())

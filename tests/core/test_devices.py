@@ -43,9 +43,8 @@ def gradients(model: PeftModel, ids: torch.Tensor, autocast: bool = False) -> to
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=autocast):
         loss = model(ids, labels=LABELS.to(ids.device)).loss
     loss.backward()
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    assert all(weight.grad is not None for weight in trained)
-    return torch.cat([weight.grad.flatten().cpu().double() for weight in trained])
+    trained = [weight.grad for weight in model.parameters() if weight.requires_grad]
+    return torch.cat([gradient.flatten().cpu().double() for gradient in trained])
 
 
 @every_device
@@ -53,8 +52,8 @@ def gradients(model: PeftModel, ids: torch.Tensor, autocast: bool = False) -> to
 def test_gradients(device, dtype, autocast, tolerance, token_ids):
     model = adapted(dtype)
     expected = gradients(copy.deepcopy(model).double(), token_ids)
-    found = gradients(model.to(device), token_ids.to(device), autocast)
-    assert (found - expected).norm() <= tolerance * expected.norm()
+    computed = gradients(model.to(device), token_ids.to(device), autocast)
+    assert (computed - expected).norm() <= tolerance * expected.norm()
 
 
 @every_device
@@ -77,13 +76,10 @@ def test_adapters_are_created_and_loaded_where_the_base_model_is(device, token_i
 def test_rows_of_several_adapters(device, dtype, autocast, tolerance, token_ids):
     model = adapted(dtype, adapters=3)
     names = ["third", "first", "__base__", "third", "second"]
-    alone = copy.deepcopy(model).double()
-    expected = torch.cat(
-        [
-            alone(row[None], adapter_names=[name]).logits
-            for row, name in zip(token_ids, names, strict=True)
-        ]
-    )
+    alone, expected = copy.deepcopy(model).double(), []
+    for row, name in zip(token_ids, names, strict=True):
+        expected.append(alone(row[None], adapter_names=[name]).logits)
+    expected = torch.cat(expected)
     with torch.autocast(device, torch.bfloat16, enabled=autocast):
-        found = model.to(device)(token_ids.to(device), adapter_names=names).logits
-    assert (found.cpu().double() - expected).norm() <= tolerance * expected.norm()
+        mixed = model.to(device)(token_ids.to(device), adapter_names=names).logits
+    assert (mixed.cpu().double() - expected).norm() <= tolerance * expected.norm()

@@ -43,10 +43,10 @@ def gradients(model, ids, call=None):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_close(a, b, tolerance=1e-5):
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], atol=tolerance, rtol=tolerance)
+def assert_close(computed, expected):
+    assert computed.keys() == expected.keys()
+    for name, gradient in computed.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-5)
 
 
 def test_peft_may_ask_not_to_cast_inputs(token_ids):
@@ -68,13 +68,11 @@ def test_gradient_checkpointing_gives_the_same_gradients(fields, use_reentrant, 
     )
     enable({"use_reentrant": use_reentrant})
     calls = []
-    first = next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
-    first.register_forward_hook(lambda *args: calls.append(1))
+    layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
+    layers[0].register_forward_hook(lambda *args: calls.append(1))
     assert_close(gradients(model, token_ids), expected)
     assert len(calls) == 2, "the layer must have run again in the backward pass"
-    assert not any(
-        module.skip._inputs for module in model.modules() if getattr(module, "skip", None)
-    )
+    assert not any(layer.skip._inputs for layer in layers if layer.skip)
 
 
 traced = pytest.mark.skipif(
@@ -155,9 +153,8 @@ def test_a_quantized_base(name, tmp_path, caplog):
     model = get_peft_model(load(), HoulsbyConfig(r=4, task_type="CAUSAL_LM")).train()
     model(input_ids=ids, labels=ids).loss.backward()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert all(
-        p.grad is not None and p.grad.abs().sum() > 0 and p.dtype == torch.float32 for p in trained
-    )
+    assert {weight.dtype for weight in trained} == {torch.float32}
+    assert all(weight.grad.any() for weight in trained)
 
     base = load()
     weight = base.model.layers[0].mlp.down_proj.weight

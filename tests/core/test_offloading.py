@@ -18,6 +18,7 @@ from contract_models import IDS, llama
 from houlsby_peft import HoulsbyConfig, init_from, prune
 from houlsby_peft.method.bottleneck import Bottleneck
 from houlsby_peft.method.modules import copy_of, device_of
+from model_states import trained_names
 from tiny_models import perturb, tiny_bert
 
 
@@ -65,11 +66,11 @@ def test_an_adapter_on_an_offloaded_base(saved, token_ids):
     cpu_offload(base, execution_device=CPU)
     assert all(parameter.is_meta for parameter in base.parameters())
     model = PeftModel.from_pretrained(base, saved / "adapter", is_trainable=True).eval()
-    own = [parameter for parameter in model.parameters() if not parameter.is_meta]
-    assert sum(p.numel() for p in own) == model.get_nb_trainable_parameters()[0]
+    in_memory = {name for name, weight in model.named_parameters() if not weight.is_meta}
+    assert in_memory == trained_names(model)
     assert torch.equal(model(token_ids).logits, expected(saved, token_ids))
     model(token_ids).logits.sum().backward()
-    assert all(parameter.grad is not None for parameter in own)
+    assert all(model.get_parameter(name).grad is not None for name in in_memory)
 
 
 def test_offloading_a_model_with_an_adapter(saved, token_ids):
@@ -85,11 +86,9 @@ def test_offloaded_adapters_are_neither_combined_nor_initialized(saved):
     """
     model = PeftModel.from_pretrained(load(saved), saved / "adapter")
     cpu_offload(model, execution_device=CPU)
-    with pytest.raises(ValueError, match=r"must be in memory .*default.*offloaded"):
+    with pytest.raises(ValueError, match="offloaded"):
         model.add_weighted_adapter(["default"], [0.5], "half")
-    with pytest.raises(
-        ValueError, match=r"must be in memory .* initialized; got .*, which is offloaded"
-    ):
+    with pytest.raises(ValueError, match="offloaded"):
         init_from(model, saved / "adapter")
     assert list(model.peft_config) == ["default"]
 
@@ -99,14 +98,12 @@ def test_offloaded_adapters_are_neither_combined_nor_initialized(saved):
 @pytest.mark.filterwarnings(
     "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
 )
-@pytest.mark.parametrize(("change", "said"), [(cpu_offload, "offloaded"), (quantize, "quantized")])
-def test_adapters_that_are_not_at_hand_are_neither_saved_nor_pruned(change, said, saved, tmp_path):
+@pytest.mark.parametrize(("change", "word"), [(cpu_offload, "offloaded"), (quantize, "quantized")])
+def test_adapters_that_are_not_at_hand_are_neither_saved_nor_pruned(change, word, saved, tmp_path):
     model = PeftModel.from_pretrained(load(saved), saved / "adapter")
     model = change(model) or model
     for call in (partial(model.save_pretrained, tmp_path), partial(prune, model, [0], "small")):
-        with pytest.raises(
-            ValueError, match=f"must be in memory and not quantized .*, which is {said}"
-        ):
+        with pytest.raises(ValueError, match=word):
             call()
     assert list(model.peft_config) == ["default"]
     assert not list(tmp_path.glob("*.safetensors"))

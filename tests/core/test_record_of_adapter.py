@@ -16,7 +16,6 @@ from peft import PeftModel, get_peft_model
 from transformers import BartConfig, BartForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, ablate, prune
-from houlsby_peft.placement import view
 from houlsby_peft.placement.places import find_places
 from houlsby_peft.placement.table import ARCHITECTURES, Stack, SubLayer
 from houlsby_peft.saved.adapter import SavedAdapter
@@ -37,21 +36,15 @@ def bert_of(*labels, **changes):
     )
 
 
-def tiny_bart(**changes) -> BartForSequenceClassification:
-    options = {
-        "vocab_size": 99,
-        "d_model": 16,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 2,
-    }
-    options |= {
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16,
-        "eos_token_id": 2,
-    }
-    return BartForSequenceClassification(BartConfig(**options, **changes))
+def tiny_bart(*labels) -> BartForSequenceClassification:
+    sizes = {"vocab_size": 99, "d_model": 16, "eos_token_id": 2}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
+    return BartForSequenceClassification(BartConfig(**sizes, id2label=dict(enumerate(labels))))
+
+
+def fields_of(folder):
+    return json.loads((folder / "adapter_config.json").read_text())
 
 
 @pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
@@ -64,19 +57,17 @@ def test_a_used_configuration_is_clean_for_any_other_model(make, tmp_path):
     second_config = make(config)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed")
-        second = get_peft_model(tiny_bart(id2label={0: "a", 1: "b", 2: "c"}), second_config)
+        second = get_peft_model(tiny_bart("a", "b", "c"), second_config)
     assert second.base_model.records["default"].heads == ["classification_head"]
-    first.save_pretrained(tmp_path / "first")
-    second.save_pretrained(tmp_path / "second")
-    of_first, of_second = (
-        json.loads((tmp_path / name / "adapter_config.json").read_text())
-        for name in ("first", "second")
-    )
-    assert of_first["recorded"]["id2label"] == {"0": "no", "1": "yes"}
-    assert of_second["recorded"]["id2label"] == {"0": "a", "1": "b", "2": "c"}
-    assert of_first["recorded"]["base"]["config"]["model_type"] == "bert"
-    assert of_second["recorded"]["base"]["config"]["model_type"] == "bart"
-    assert of_first["modules_to_save"] is None is of_second["modules_to_save"]
+    for model, labels, model_type in (
+        (first, {"0": "no", "1": "yes"}, "bert"),
+        (second, {"0": "a", "1": "b", "2": "c"}, "bart"),
+    ):
+        model.save_pretrained(tmp_path / model_type)
+        fields = fields_of(tmp_path / model_type)
+        assert fields["recorded"]["id2label"] == labels
+        assert fields["recorded"]["base"]["config"]["model_type"] == model_type
+        assert fields["modules_to_save"] is None
 
 
 def test_labels_keep_their_order(tmp_path):
@@ -128,61 +119,80 @@ def test_a_loaded_configuration_that_is_used_for_loading_keeps_its_record(saved)
 
 def test_a_copied_or_pickled_model_saves_the_same_record(saved, tmp_path):
     loaded = PeftModel.from_pretrained(bert_of("x", "y"), saved[0])
-    for number, model in enumerate(
-        (loaded, copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded)))
-    ):
-        model.save_pretrained(tmp_path / str(number))
-        fields = json.loads((tmp_path / str(number) / "adapter_config.json").read_text())
-        assert (
-            fields["recorded"]
-            == json.loads((saved[0] / "adapter_config.json").read_text())["recorded"]
-        )
+    for model in (loaded, copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))):
+        model.save_pretrained(tmp_path / "again")
+        assert fields_of(tmp_path / "again")["recorded"] == fields_of(saved[0])["recorded"]
 
 
-ROW = {"position": "norm", "stack": "s", "layers": "0-3", "module": "m", "projection": "m"}
+def change_places(**changes):
+    def edit(record):
+        for place in record["places"]:
+            place.update(changes)
+
+    return edit
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("places", [{"position": "norm", "stack": "s"}]),
-        *(
-            ("places", [ROW | change])
-            for change in ({"layers": "0-99999999"}, {"layers": "-1"}, {"r": "9" * 40})
-        ),
-        ("places", [ROW | {"layers": ",".join(["0-9999"] * 99)}]),
-        ("heads", [1]),
-        ("id2label", {"0": 1}),
-    ],
-)
-def test_a_record_that_this_package_does_not_write_is_refused(field, value):
-    with pytest.raises((TypeError, ValueError, KeyError)):
-        HoulsbyConfig(recorded={"places": [ROW], field: value})
+def without(part):
+    def edit(record):
+        for place in record["places"]:
+            place.pop(part, None)
+
+    return edit
+
+
+# The options of an adapter, what its file says instead, and a word of the error.
+REFUSED = {
+    "places without a module": ({}, without("module"), "places"),
+    "more layers than any model": ({}, change_places(layers="0-99999999"), "places"),
+    "many lists of layers": ({}, change_places(layers=",".join(["0-9999"] * 99)), "places"),
+    "a layer below all": ({}, change_places(layers="-1"), "places"),
+    "a size larger than any": ({}, change_places(r="9" * 40), "places"),
+    "heads that are numbers": ({}, lambda record: record.update(heads=[1]), "heads"),
+    "labels that are numbers": ({}, lambda record: record.update(id2label={"0": 1}), "id2label"),
+    "another base model's form": (
+        {},
+        lambda record: record.update(base={"config": []}),
+        "fingerprint",
+    ),
+    # The bottlenecks would read the sub-layer's output.
+    "no entry for parallel": ({"kind": "parallel"}, without("entry"), "residual input"),
+    "no layers that a ladder reads": ({"kind": "ladder"}, without("reads"), "layers"),
+    "a ladder without layers": ({"kind": "ladder"}, change_places(reads=""), "no layer"),
+    "a ladder of too many": ({"kind": "ladder"}, change_places(reads="0-99999999"), "or more"),
+    "a ladder of other layers": ({"kind": "ladder"}, change_places(reads="0-1"), "layers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_record_that_this_package_does_not_write_is_refused(case, tmp_path):
+    options, change, word = REFUSED[case]
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options)).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    fields = json.loads(file.read_text())
+    change(fields["recorded"])
+    file.write_text(json.dumps(fields))
+    with pytest.raises((TypeError, ValueError), match=word):
+        PeftModel.from_pretrained(tiny_bert(), tmp_path)
 
 
 def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tmp_path):
     """Inferred places move when their architecture gets a row; a saved adapter stays where it was
     trained.
     """
-    monkeypatch.setattr(
-        view, "ARCHITECTURES", {k: v for k, v in ARCHITECTURES.items() if k != "bert"}
-    )
+    monkeypatch.delitem(ARCHITECTURES, "bert")
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm="all")).eval()
     perturb(model)
     model.save_pretrained(tmp_path)
-    inferred = {place.key for place in find_places(tiny_bert(), HoulsbyConfig()).values()}
-    assert any(key.endswith("output.dense") for key in inferred)
+    inferred = find_places(tiny_bert(), HoulsbyConfig()).keys()
 
     monkeypatch.undo()
-    assert not any(
-        key.endswith("output.dense") for key in find_places(tiny_bert(), HoulsbyConfig())
-    )
+    assert inferred != find_places(tiny_bert(), HoulsbyConfig()).keys()
     loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path)
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
 
     # The same where another row names other modules.
-    other = (Stack("encoder.layer", SubLayer("attention.output"), SubLayer("output")),)
-    monkeypatch.setitem(ARCHITECTURES, "bert", other)
+    row = (Stack("encoder.layer", SubLayer("attention.output"), SubLayer("output")),)
+    monkeypatch.setitem(ARCHITECTURES, "bert", row)
     loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path)
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
 

@@ -38,11 +38,11 @@ def test_the_type_is_a_full_member_of_the_enum():
 
 
 def test_registering_again_and_reloading_change_nothing():
-    before = list(PeftType)
+    types = list(PeftType)
     register(HoulsbyConfig, HoulsbyModel)
     importlib.reload(houlsby_peft.registration)
     importlib.reload(houlsby_peft)
-    assert list(PeftType) == before
+    assert list(PeftType) == types
     assert PEFT_TYPE_TO_TUNER_MAPPING["HOULSBY"] is houlsby_peft.HoulsbyModel
 
 

@@ -25,6 +25,7 @@ import houlsby_peft
 from houlsby_peft import AdapterError, HubError
 from houlsby_peft.saved.adapter import SavedAdapter
 from hub_models import LABELS, TEXTS, make_adapter
+from model_states import state_of
 from mutated_adapters import mutate
 from tiny_models import perturb
 
@@ -66,16 +67,13 @@ def test_a_head_of_5000_classes_with_long_names_loads(base, tmp_path):
     assert houlsby_peft.load(tmp_path, base_model=str(base)).labels == tuple(names.values())
 
 
-def test_only_a_hub_cache_is_one(good, tmp_path):
-    folder = shutil.copytree(good, tmp_path / "snapshots" / "last")
-    assert answers(folder) == answers(good)
-    assert SavedAdapter.open(folder).commit is None
-    assert (
-        SavedAdapter.open(
-            shutil.copytree(good, tmp_path / "models--org--x" / "snapshots" / "abc")
-        ).commit
-        == "abc"
-    )
+@pytest.mark.parametrize(
+    ("folder", "commit"),
+    [("snapshots/last", None), ("models--org--x/snapshots/abc", "abc")],
+)
+def test_only_a_hub_cache_is_one(folder, commit, good, tmp_path):
+    copied = shutil.copytree(good, tmp_path / folder)
+    assert SavedAdapter.open(copied).commit == commit
 
 
 @pytest.mark.parametrize(
@@ -105,9 +103,8 @@ def test_a_base_model_may_be_pickled_and_is_read_as_weights_only(adapter, base, 
     assert answers(adapter, base_model=str(tmp_path / "base")) == answers(good)
     pickled = tmp_path / "base" / "pytorch_model.bin"
     pickled.write_bytes(pickle.dumps(_Trap(tmp_path / "trap"), protocol=2))
-    with pytest.raises(AdapterError, match="converted with safetensors") as error:
+    with pytest.raises(AdapterError, match="safetensors"):
         houlsby_peft.load(adapter, base_model=str(tmp_path / "base"))
-    assert "weights_only" not in str(error.value)
     assert not (tmp_path / "trap").exists()
 
 
@@ -165,7 +162,7 @@ def test_a_base_model_that_lacks_weights_is_refused(part, named, good, base, tmp
     whole = {key: weight for key, weight in weights.items() if part not in key}
     assert 0 < len(whole) < len(weights)
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(AdapterError, match=f"lacks {named}, which .* needs and does not bring"):
+    with pytest.raises(AdapterError, match=f"lacks {named}"):
         houlsby_peft.load(good, base_model=str(folder))
 
 
@@ -185,8 +182,8 @@ def test_weights_that_the_adapter_brings_or_does_not_use_may_be_lacking(base, tm
     config["recorded"]["heads"] = []
     (tmp_path / "vectors" / CONFIG).write_text(json.dumps(config))
     saved = load_file(tmp_path / "vectors" / WEIGHTS)
-    kept = {key: weight for key, weight in saved.items() if "pooler" not in key}
-    save_file(kept, tmp_path / "vectors" / WEIGHTS, metadata={"format": "pt"})
+    bottlenecks = {key: weight for key, weight in saved.items() if "pooler" not in key}
+    save_file(bottlenecks, tmp_path / "vectors" / WEIGHTS, metadata={"format": "pt"})
     assert answers(tmp_path / "vectors") == answers(tmp_path / "vectors")
     named = [line for line in caplog.messages if "lacks pooler.dense.bias" in line]
     assert len(named) == 1
@@ -198,78 +195,8 @@ def test_a_base_model_in_the_home_folder_or_compiled(good, base, tmp_path, monke
     compiled = torch.compile(
         AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), backend="eager"
     )
-    for given in ("~/base", compiled):
-        assert answers(good, base_model=given) == answers(good)
-
-
-def state(model):
-    """All that loading may change in a model."""
-    return {
-        "modules": [(name, type(module)) for name, module in model.named_modules()],
-        "modes": [module.training for module in model.modules()],
-        "trained": [(name, weight.requires_grad) for name, weight in model.named_parameters()],
-        "weights": {name: weight.tolist() for name, weight in model.state_dict().items()},
-        "configuration": model.config.to_dict(),
-        "adapters": sorted(getattr(model, "peft_config", {})),
-        "active": getattr(model, "active_adapters", None) if hasattr(model, "base_model") else None,
-    }
-
-
-def tensors(change):
-    """Change the tensors of the file."""
-
-    def apply(folder):
-        weights = load_file(folder / WEIGHTS)
-        save_file(change(weights), folder / WEIGHTS, metadata={"format": "pt"})
-
-    return apply
-
-
-def fields(**changes):
-    """Change the configuration."""
-
-    def apply(folder):
-        path = folder / CONFIG
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return apply
-
-
-UNLOADABLE = {
-    "tokens that the file lacks": (False, fields(trainable_token_indices=[1])),
-    "no weights": (False, lambda folder: (folder / WEIGHTS).unlink()),
-    "a token that there is not": (True, fields(trainable_token_indices=[7, 9999])),
-    "a token below all": (True, fields(trainable_token_indices=[7, -900])),
-    "more tokens than saved": (True, fields(trainable_token_indices=[7, 9, 11])),
-    "embeddings that there are not": (True, fields(trainable_token_indices={"nowhere": [7, 9]})),
-    "weights of another size": (
-        True,
-        tensors(lambda weights: {key: torch.cat([w, w]) for key, w in weights.items()}),
-    ),
-    "a weight less": (True, tensors(lambda weights: dict(list(weights.items())[:-1]))),
-}
-
-
-@pytest.mark.parametrize("case", UNLOADABLE)
-def test_what_cannot_be_loaded_leaves_nothing_behind(case, good, base, tmp_path):
-    has_tokens, change = UNLOADABLE[case]
-    folder = shutil.copytree(good, tmp_path / "adapter")
-    if has_tokens:
-        shutil.rmtree(folder)
-        options = {"trainable_token_indices": [7, 9], "invertible": "nice"}
-        make_adapter(folder, base, str(base), train_layer_norm="all", **options)
-    change(folder)
-    given = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3).train()
-    running = houlsby_peft.load(good)
-    for model, options in (
-        (given, {"base_model": given}),
-        (running.model, {"beside": running}),
-    ):
-        before = state(model)
-        for _ in range(2):
-            with pytest.raises(AdapterError):
-                houlsby_peft.load(folder, **options)
-            assert state(model) == before
+    for base_model in ("~/base", compiled):
+        assert answers(good, base_model=base_model) == answers(good)
 
 
 @pytest.mark.parametrize(
@@ -286,17 +213,14 @@ def test_what_is_no_file_is_refused_and_not_replaced(name, kind, adapter):
     {"dangling": lambda path: path.symlink_to("nowhere"), "folder": Path.mkdir, "pipe": os.mkfifo}[
         kind
     ](adapter / name)
-    with pytest.raises(AdapterError, match=f"{name} must be a file"):
+    with pytest.raises(AdapterError, match=name):
         houlsby_peft.load(adapter)
 
 
 def test_the_error_of_a_missing_folder_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for name, message in {
-        "runs/nope": r"^runs/nope is no folder, and on the Hub: ",
-        str(tmp_path / "nope"): "nope is no folder, and on the Hub: Repo id must be",
-    }.items():
-        with pytest.raises(HubError, match=message):
+    for name in ("runs/nope", str(tmp_path / "nope")):
+        with pytest.raises(HubError, match="no folder"):
             houlsby_peft.load(name)
 
 
@@ -313,11 +237,7 @@ def test_a_connection_that_breaks_off_leaves_the_cache(is_cached, good, monkeypa
     if is_cached:
         assert answers("user/good") == answers(good)
     else:
-        with pytest.raises(
-            HubError,
-            match=r"^user/good is no folder, and on the Hub: "
-            r".* cannot be reached \(Server disconnected",
-        ):
+        with pytest.raises(HubError, match="Server disconnected"):
             houlsby_peft.load("user/good")
 
 
@@ -333,13 +253,14 @@ class _Trap:
 
 def put(**contents):
     """Replace whole files, or remove them (None), each by its name with __ for the dot."""
-    return lambda files: {
-        name: content
-        for name, content in (
-            files | {name.replace("__", "."): c for name, c in contents.items()}
-        ).items()
-        if content is not None
-    }
+
+    def change(files):
+        changed = dict(files)
+        for name, content in contents.items():
+            changed[name.replace("__", ".")] = content
+        return {name: content for name, content in changed.items() if content is not None}
+
+    return change
 
 
 def config(**changes):
@@ -367,30 +288,24 @@ FAR = '{"x.houlsby_adapter.down_proj.weight":{"dtype":"F32","shape":[9,9],"data_
 CODE = json.dumps({"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}).encode()
 # Case: (what is changed, what the error says).
 CASES = {
-    "no configuration": (put(adapter_config__json=None), "holds no adapter_config.json"),
-    "configuration is no JSON": (put(adapter_config__json=b"r: 8"), "is not valid JSON"),
-    "configuration is a list": (put(adapter_config__json=b"[]"), "must hold one JSON object"),
-    "configuration is nested": (put(adapter_config__json=b"[" * 100_000), "is not valid JSON"),
-    "configuration is huge": (
-        put(adapter_config__json=b" " * 21_000_000),
-        "must be smaller than 20,000,000 bytes",
-    ),
-    "another method": (
-        config(peft_type="LORA"),
-        "got 'LORA'. Load adapters of other methods with peft",
-    ),
+    "no configuration": (put(adapter_config__json=None), CONFIG),
+    "configuration is no JSON": (put(adapter_config__json=b"r: 8"), "JSON"),
+    "configuration is a list": (put(adapter_config__json=b"[]"), "JSON object"),
+    "configuration is nested": (put(adapter_config__json=b"[" * 100_000), "JSON"),
+    "configuration is huge": (put(adapter_config__json=b" " * 21_000_000), "20,000,000 bytes"),
+    "another method": (config(peft_type="LORA"), "LORA"),
     "another library": (config(peft_type=None), "houlsby-peft convert"),
     "r = 0": (config(r=0), "r must be"),
     "r is too large": (config(r=10**9), "r must be"),
-    "r is larger than the file": (config(r=900_000), "asks for bottlenecks of size 900000"),
-    "r overflows": (config(rank_pattern={"a": 10**40}), "asks for bottlenecks of size 1000000"),
-    "unknown activation": (config(activation="exec"), "activation must be"),
+    "r is larger than the file": (config(r=900_000), "size 900000"),
+    "r overflows": (config(rank_pattern={"a": 10**40}), "size 1000000"),
+    "unknown activation": (config(activation="exec"), "activation"),
     "a record of words": (config(recorded={"places": "all"}), "places"),
-    "base is a path": (config(base_model_name_or_path=None), "must be a name on the Hub"),
-    "no weights": (put(adapter_model__safetensors=None), f"{WEIGHTS}: No such file"),
+    "base is a path": (config(base_model_name_or_path=None), "Hub"),
+    "no weights": (put(adapter_model__safetensors=None), WEIGHTS),
     "pickled weights": (
         put(adapter_model__safetensors=None, adapter_model__bin="pickle"),
-        "can run any code",
+        "any code",
     ),
     "empty weights": (put(adapter_model__safetensors=b""), "header"),
     "weights are cut off": (
@@ -400,11 +315,11 @@ CASES = {
     "header of 8 EB": (header("{}", 2**63 - 1), "header"),
     "header names no bytes": (header(FAR), "header|incomplete"),
     "header has an unknown type": (header(TYPE), "header"),
-    "header without tensors": (header("{}"), "its file lacks classifier"),
-    "tokenizer is no JSON": (put(tokenizer__json=b"{"), "The tokenizer of .* cannot be loaded"),
+    "header without tensors": (header("{}"), "lacks classifier"),
+    "tokenizer is no JSON": (put(tokenizer__json=b"{"), "tokenizer"),
     "tokenizer makes terabytes of a text": (
         put(tokenizer__json=json.dumps(GROWING).encode()),
-        r"at most 64 times longer; they make it up to 1e\+10 times",
+        "64 times longer",
     ),
     "tokenizer leaves no room for a text": (
         put(tokenizer_config__json=b'{"model_max_length": -5}'),
@@ -416,11 +331,11 @@ CASES = {
     ),
     "tokenizer adds many tokens": (
         put(tokenizer__json=json.dumps(ADDING).encode()),
-        "may add at most 64 special tokens",
+        "64 special tokens",
     ),
     "tokenizer has code": (
         put(tokenizer__json=b"{}", tokenizer_config__json=CODE, evil__py="code"),
-        "The tokenizer of",
+        "tokenizer",
     ),
 }
 
@@ -451,15 +366,11 @@ def test_200_damaged_folders_load_or_are_refused_quickly_and_leave_nothing(good,
     caplog.set_level(logging.CRITICAL)
     running = houlsby_peft.load(good)
     model, files = running.model, {path.name: path.read_bytes() for path in good.iterdir()}
-    before, shape = (
-        running.predict(WORDS),
-        [(name, type(module)) for name, module in model.named_modules()],
-    )
-    loaded = 0
+    expected, untouched, loaded = running.predict(WORDS), state_of(model), 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of keys that PEFT does not know
         for number in range(200):
-            changed, what = mutate(number, files)
+            changed, change = mutate(number, files)
             folder = tmp_path / str(number)
             folder.mkdir()
             for name, content in changed.items():
@@ -472,9 +383,9 @@ def test_200_damaged_folders_load_or_are_refused_quickly_and_leave_nothing(good,
             except AdapterError:
                 pass
             except BaseException as error:
-                pytest.fail(f"{number} {what}: {type(error).__name__}: {error}")
-            assert time.process_time() - start < 5, f"{number} {what}"
-            assert list(model.peft_config) == ["default"], f"{number} {what}"
+                pytest.fail(f"{number} {change}: {type(error).__name__}: {error}")
+            assert time.process_time() - start < 5, f"{number} {change}"
+            assert list(model.peft_config) == ["default"], f"{number} {change}"
     assert 20 < loaded < 180
-    assert running.predict(WORDS) == before
-    assert [(name, type(module)) for name, module in model.named_modules()] == shape
+    assert running.predict(WORDS) == expected
+    assert state_of(model) == untouched

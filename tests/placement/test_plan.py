@@ -101,29 +101,6 @@ def test_what_one_adapter_trains_as_a_whole_cannot_hold_places_of_another(
     model.add_adapter("two", HoulsbyConfig(r=2, **first))
 
 
-@pytest.mark.parametrize(
-    ("name", "problem", "remedy"),
-    [
-        ("a.b", "has a dot", "task_a_b"),
-        ("0", "is part of the names of the model's modules", "task_0"),
-        ("self", "is part of the names of the model's modules", "task_self"),
-        ("train", "is an attribute of torch.nn.ModuleDict", "task_train"),
-    ],
-)
-def test_a_name_that_an_adapter_cannot_have_is_refused_in_one_form(name, problem, remedy):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2), adapter_name="one")
-    before = list(model.state_dict())
-    message = (
-        f"The name of an adapter must have no dots and be unique in the model; got {name!r}, which "
-        f"{problem}. Give another adapter_name, such as {remedy!r}."
-    )
-    with pytest.raises(ValueError, match=r"^The name of an adapter") as error:
-        model.add_adapter(name, HoulsbyConfig(r=2))
-    assert str(error.value) == message
-    assert list(model.state_dict()) == before
-    model.add_adapter(remedy + "1", HoulsbyConfig(r=2))
-
-
 def test_modules_to_save_are_found_by_the_end_of_their_name():
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, modules_to_save=["pooler", "query"]))
     wrapped = {
