@@ -109,7 +109,7 @@ class HoulsbyModel(BaseTuner):
         self._plan = plan = Plan(model, config)
         plan.check(adapter_name)
         record = plan.new_record(adapter_name)
-        record.beneath = beneath and describe(beneath)
+        record.beneath = None if beneath is None else describe(beneath)
         if adapter_name in self._state.records:
             self._delete_earlier(adapter_name)
         self._state.records[adapter_name] = record

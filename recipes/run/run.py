@@ -33,12 +33,14 @@ CONTENT = "content"
 MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 # Arguments that do not change what is learned, as patterns. Of the loader's, drop_last and in_order
 # do.
-FREE = """
-    accelerator_config baseline cache_states check_labels dataloader_m* dataloader_num* dataloader_p*
-    ddp_timeout deepspeed* disable_tqdm do_* evaluate fsdp* hub_* log_* logging_* metric output_dir
-    overwrite_output_dir per_device_eval* predict project push_to_hub report_to
-    resume_from_checkpoint run_name save_* skip_memory_metrics tasks torch_compile* trackio_* use_cpu
-""".split()
+FREE = (
+    "accelerator_config", "baseline", "cache_states", "check_labels", "dataloader_m*",
+    "dataloader_num*", "dataloader_p*", "ddp_timeout", "deepspeed*", "disable_tqdm", "do_*",
+    "evaluate", "fsdp*", "hub_*", "log_*", "logging_*", "metric", "output_dir",
+    "overwrite_output_dir", "per_device_eval*", "predict", "project", "push_to_hub", "report_to",
+    "resume_from_checkpoint", "run_name", "save_*", "skip_memory_metrics", "tasks",
+    "torch_compile*", "trackio_*", "use_cpu",
+)  # fmt: skip
 # Arguments that name data, whose content is compared instead where it is known.
 OF_DATA = ("data", "more_data", "data_dir", "validation_file", "test_file")
 OF_FOLDERS = ("model_name", "init_adapter", "beneath")  # arguments that may name a folder
