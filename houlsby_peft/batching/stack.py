@@ -113,11 +113,13 @@ class Stack:
     def _needs_no_gradient(self, *tensors: torch.Tensor) -> bool:
         """Return whether plain numbers are computed, on the device of the weights."""
         device = next(iter(self.weights.values())).device
+        is_recorded = torch.is_grad_enabled()
         for tensor in tensors:
             if not is_plain_call(tensor) or tensor.device != device:
                 return False
-        needs_gradient = any(tensor.requires_grad for tensor in tensors)
-        return not (needs_gradient and torch.is_grad_enabled())
+            if is_recorded and tensor.requires_grad:
+                return False
+        return True
 
     def run_bottleneck(
         self, hidden: torch.Tensor, read: torch.Tensor, choice: Choice

@@ -11,7 +11,7 @@ from ..kernels import door
 from .ladder import Ladder, Rungs, add_branches
 from .modules import cast, copy_of, hidden_states_of
 from .residual import SkipConnection
-from .tuner_layer import BASE, HoulsbyTunerLayer, ModelState, batch_of
+from .tuner_layer import HoulsbyTunerLayer, ModelState, batch_of
 
 
 class HoulsbyLayer(HoulsbyTunerLayer):
@@ -72,11 +72,11 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         """Return the bottleneck that an adapter applies here, owned, shared or that of the adapter
         beneath it; None without one.
         """
-        adapter_name = self.source(adapter_name)
-        owner = self.houlsby_owner.get(adapter_name, self)
-        if adapter_name not in owner.houlsby_adapter:
-            return None
-        return owner.houlsby_adapter[adapter_name]
+        bottlenecks = self.houlsby_owner.get(adapter_name, self).houlsby_adapter
+        if adapter_name in bottlenecks:
+            return bottlenecks[adapter_name]
+        beneath = self.state.beneath(adapter_name)
+        return None if beneath is None else self.bottleneck(beneath)
 
     def run_adapter(
         self, adapter_name: str, hidden: torch.Tensor, residual: torch.Tensor | None = None
@@ -181,8 +181,11 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         """Return the norm that an adapter uses here: its copy or, without one, that of the adapter
         beneath it or the base model's.
         """
-        source = self.source(adapter_name)
-        return self.houlsby_norm[source] if source in self.houlsby_norm else self.base_layer
+        norms = self.houlsby_norm
+        if adapter_name in norms:
+            return norms[adapter_name]
+        beneath = self.state.beneath(adapter_name)
+        return self.base_layer if beneath is None else self.norm(beneath)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Normalize hidden states `(..., d)` by the active adapter's norm, or the rows' norms."""
@@ -192,18 +195,22 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         batch = batch_of(self.state.batches)
         if batch is not None:
             return batch.apply(self, args, kwargs)
-        for name in reversed(self.active_adapters):
-            if self.source(name) != BASE:
-                return self.run_adapter(name, *args, **kwargs)
-        return self.base_layer(*args, **kwargs)
+        base = norm = self.base_layer
+        for name in self.active_adapters:
+            own = self.norm(name)
+            norm = norm if own is base else own
+        return self._normalize(norm, args, kwargs)
 
     def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Apply the norm that an adapter uses here; the result has the dtype of the hidden states.
+        """Apply the norm that an adapter uses here."""
+        return self._normalize(self.norm(adapter_name), args, kwargs)
+
+    def _normalize(self, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply a norm; the result has the dtype of the hidden states.
 
         The norm may be in float32 on a base model in half precision. I-BERT's norm also gets and
         returns a scaling factor.
         """
-        norm = self.norm(adapter_name)
         if norm.weight.dtype == self.base_layer.weight.dtype:
             return norm(*args, **kwargs)
         normalized = door.normalize(norm, args, kwargs)

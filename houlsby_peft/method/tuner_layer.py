@@ -53,6 +53,11 @@ class ModelState:
         self.heads: list[Any] = []
         self.slots: list[Any] = []
 
+    def beneath(self, adapter_name: str) -> str | None:
+        """Return the name of the adapter beneath a ladder; None if there is none."""
+        record = self.records.get(adapter_name)
+        return None if record is None or record.beneath is None else record.beneath_name
+
 
 def state_of(model: nn.Module) -> ModelState:
     """Return what the tuner layers of a model share; a new state if it has none."""
@@ -180,9 +185,7 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         others have one.
         """
         parts, *_ = self.adapter_layer_names
-        if adapter_name in getattr(self, parts):
-            return True
-        return bool(self.slots) and self.is_in_slots(adapter_name)
+        return adapter_name in getattr(self, parts) or self.is_in_slots(adapter_name)
 
     def source(self, adapter_name: str) -> str:
         """Return the adapter whose bottleneck or norm an adapter uses here: itself, the one beneath
@@ -190,10 +193,8 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         """
         if self.has(adapter_name):
             return adapter_name
-        record = self.state.records.get(adapter_name)
-        if record is not None and record.beneath is not None and self.has(record.beneath_name):
-            return record.beneath_name
-        return BASE
+        beneath = self.state.beneath(adapter_name)
+        return beneath if beneath is not None and self.has(beneath) else BASE
 
     def _get_available_adapters(self) -> set[str]:
         adapters: set[str] = super()._get_available_adapters()
