@@ -299,6 +299,66 @@ def test_parts_of_the_model_are_refused():
         layer(torch.randn(2, 4, 32))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_mask_is_heard_however_the_encoder_is_called(name, attention):
+    """sentence-transformers calls `forward`, and gives it no mask if there is no padding."""
+    model = encoder(name, "Model")
+    model.set_attn_implementation(attention)
+    model.add_adapter(HoulsbyConfig(kind="ladder", r=8))
+    perturb(model)
+    model.eval()
+    expected = model(**BATCH).last_hidden_state
+    assert torch.equal(model.forward(**BATCH).last_hidden_state, expected)
+    alone = model.forward(IDS[1:2, :5]).last_hidden_state
+    torch.testing.assert_close(alone, expected[1:2, :5], atol=1e-5, rtol=1e-4)
+    unpadded = model.forward(IDS).last_hidden_state
+    assert not torch.allclose(unpadded[1, :5], expected[1, :5], atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_mask_of_pairs_of_tokens():
+    """Of each pair of tokens, whether the first one sees the second one, as in packed texts."""
+    model = with_ladder(tiny_bert())
+    pairs = MASK[:, None, None, :].bool().expand(3, 1, 8, 8)
+    expected = model(**BATCH).logits
+    added = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
+    for mask in (pairs, added):
+        found = model(input_ids=BATCH["input_ids"], attention_mask=mask).logits
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")
+@pytest.mark.parametrize("is_peft_model", [True, False])
+def test_the_trainer_with_gradient_checkpointing(is_peft_model, tmp_path):
+    """And without dropout in the encoder, as the trainer sets the training mode itself."""
+    losses = []
+    for is_enabled in (False, True):
+        torch.manual_seed(0)
+        model = tiny_bert(hidden_dropout_prob=0.5, classifier_dropout=0.0)
+        config = HoulsbyConfig(kind="ladder", r=8)
+        if is_peft_model:
+            model = get_peft_model(model, config)
+        else:
+            model.add_adapter(config)
+        rows = [{"input_ids": ids, "labels": torch.tensor(1)} for ids in IDS]
+        arguments = transformers.TrainingArguments(
+            tmp_path / str(is_enabled),
+            max_steps=2,
+            gradient_checkpointing=is_enabled,
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        perturb(model)
+        losses.append(transformers.Trainer(model, arguments, train_dataset=rows).train()[1])
+        dropouts = [part for part in model.modules() if isinstance(part, torch.nn.Dropout)]
+        assert sum(part.training for part in dropouts) == 4 + 1  # of the ladder and the head
+        assert len(dropouts) > 10
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_gradient_checkpointing_changes_nothing():
     """An encoder that does not learn is not checkpointed."""
     model = with_ladder(tiny_bert(classifier_dropout=0.0)).train()
