@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ SIZES = {
     "pad_token_id": 0,
 }
 DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 4}
 ENCODERS = {
     "Bert": {},
     "Roberta": {},
@@ -35,7 +37,16 @@ ENCODERS = {
     "Deberta": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
     "Electra": {},
     "Esm": {"mask_token_id": 4, "token_dropout": False},
+    "EuroBert": TOKENS,
+    "NomicBert": {},
+    "Gte": {},
+    "JinaEmbeddingsV3": {},
+    "Ultrabert": {**TOKENS, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    "Data2VecText": {},
+    "RoFormer": {},
 }
+# Earlier versions of transformers have fewer of them.
+ENCODERS = {name: sizes for name, sizes in ENCODERS.items() if f"{name}Model" in dir(transformers)}
 IDS = torch.randint(5, 99, (3, 8), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[1, 5:] = 0
@@ -43,7 +54,7 @@ BATCH = {"input_ids": IDS * MASK, "attention_mask": MASK}
 
 
 def encoder(name, head="ForSequenceClassification"):
-    sizes = {**SIZES, **ENCODERS[name]}
+    sizes = {**SIZES, **ENCODERS.get(name, {})}
     if head == "ForQuestionAnswering":
         sizes["num_labels"] = 2
     config = getattr(transformers, f"{name}Config")(**sizes)
@@ -288,8 +299,16 @@ def test_what_a_ladder_cannot_be_is_refused():
     with pytest.raises(ValueError, match="needs one encoder"):
         get_peft_model(decoder, HoulsbyConfig(kind="ladder"))
     causal = tiny_bert(is_decoder=True)
-    with pytest.raises(ValueError, match="needs one encoder"):
+    with pytest.raises(ValueError, match="does not see those after it"):
         get_peft_model(causal, HoulsbyConfig(kind="ladder"))
+    from_repository = type(
+        "TheirModel", (transformers.BertModel,), {"__module__": "transformers_modules.org.code"}
+    )
+    theirs = from_repository(transformers.BertConfig(**SIZES))
+    with pytest.raises(ValueError, match="without trust_remote_code"):
+        get_peft_model(theirs, HoulsbyConfig(kind="ladder"))
+    with pytest.raises(ValueError, match="is known for the model_types"):
+        get_peft_model(encoder("ConvBert", "Model"), HoulsbyConfig(kind="ladder"))
 
 
 def test_parts_of_the_model_are_refused():
@@ -300,8 +319,9 @@ def test_parts_of_the_model_are_refused():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ENCODERS)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("name", "attention"), [*product(ENCODERS, ["eager", "sdpa"]), ("Splinter", "eager")]
+)
 def test_the_mask_is_heard_however_the_encoder_is_called(name, attention):
     """sentence-transformers calls `forward`, and gives it no mask if there is no padding."""
     model = encoder(name, "Model")
