@@ -22,7 +22,7 @@ from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
 from .heads.loss import hook_loss, unhook_loss
 from .heads.tasks import label_facts
-from .method.ladder import Rungs, hold_mask, leave_dropout, release_masks
+from .method.ladder import Rungs, hold_encoder, release_encoders
 from .method.layer import HoulsbyLayer, HoulsbyLayerNorm
 from .method.modules import hold_batch_norms, release_batch_norms
 from .method.residual import SkipConnection
@@ -30,7 +30,7 @@ from .method.tuner_layer import HoulsbyTunerLayer, batch_of, state_of
 from .placement.plan import Plan
 from .placement.view import is_norm
 from .registration import PREFIX
-from .saved.record import AdapterRecord, Place, SavedState
+from .saved.record import AdapterRecord, Place, SavedState, full_name
 from .saved.weights import FILE_PREFIX, check_at_hand, check_tensors, translate
 from .undo import Snapshot, parts_of
 
@@ -72,15 +72,6 @@ class HoulsbyModel(BaseTuner):
                 configs.update(configs_before)
                 base.peft_config = configs
             raise
-
-    def train(self, mode: bool = True) -> HoulsbyModel:
-        """Set whether the model trains. An encoder beside which ladders train has no dropout."""
-        super().train(mode)
-        configs = self._own_adapters
-        kinds = {configs[name].kind for name in self.active_adapters if name in configs}
-        if mode and kinds == {"ladder"}:
-            leave_dropout(self.model)
-        return self
 
     def inject_adapter(
         self,
@@ -199,7 +190,7 @@ class HoulsbyModel(BaseTuner):
         release_beneath(self.model)
         if not self.peft_config:
             release_batch_norms(self.model)
-            release_masks(self.model)
+            release_encoders(self.model)
             unhook_loss(self.model)
             vars(self.model).pop("peft_config", None)
 
@@ -212,7 +203,7 @@ class HoulsbyModel(BaseTuner):
         """Restore the base model bit for bit, and return it."""
         base: nn.Module = super().unload()
         release_batch_norms(base)
-        release_masks(base)
+        release_encoders(base)
         unhook_loss(base)
         return base
 
@@ -267,7 +258,8 @@ class HoulsbyModel(BaseTuner):
         """Let the ladders of a layer read what enters the layers of the encoder, and its mask."""
         if layer.rungs is None:
             layer.rungs = Rungs()
-            hold_mask(self._plan.encoder_around(place), layer.rungs)
+            first_layer = self.model.get_submodule(full_name(place.stack, 0))
+            hold_encoder(self._plan.encoder_around(place), first_layer, layer)
         for index, key in place.rungs.items():
             entry = self._wrap_entry(key)
             entry.rung = index

@@ -201,7 +201,8 @@ def _name_beneath(saved: SavedAdapter, name: str | None, token: str | None) -> N
     if name is not None:
         recorded.pop("commit", None)
     opened = open_beneath(config, token)
-    saved.record.beneath = None if opened is None else describe(opened)
+    if opened is not None:
+        saved.record.beneath = describe(opened)
 
 
 def _check_beneath(name: str) -> None:

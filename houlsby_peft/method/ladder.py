@@ -22,6 +22,8 @@ from .residual import thread
 _HEAD_WIDTH = 32
 # The width inside of the ladder's bottlenecks, relative to the ladder's.
 _INNER = 2
+# Masks that are added to the attention's scores have -10,000 or less for padding.
+_LEAST_ADDED = -1_000
 
 
 class LadderLayer(nn.Module):
@@ -152,8 +154,7 @@ class Ladder(nn.Module):
             if hidden is None:
                 raise AdapterError(
                     "A ladder reads the input of the encoder's layers, so all of them must run; "
-                    f"layer {index} has not. Call the model as a whole, and train it by "
-                    "model.train(), which leaves the encoder without gradient checkpointing."
+                    f"layer {index} has not. Call the model as a whole."
                 )
             state = layer(state, to_weight(hidden, weight), readings.mask)
         return self.up_proj(state)  # type: ignore[no-any-return]
@@ -204,12 +205,18 @@ class Rungs:
         self._states.setdefault(thread(), {})[index] = hidden.detach()
 
     def enter_mask(self, mask: torch.Tensor | None) -> None:
-        """Keep the mask of the tokens, `(rows, tokens)`, with which the encoder is called."""
-        if mask is not None and mask.dim() != 2:
-            raise AdapterError(
-                "With a ladder, attention_mask must have one number per token, (rows, tokens); got "
-                f"the shape {tuple(mask.shape)}."
-            )
+        """Keep which tokens are no padding: those that any token attends to in the first layer.
+
+        Args:
+            mask: The mask of this layer: None, `(rows, tokens)`, or `(rows, heads, tokens, tokens)`
+                with 1 in place of what is the same for all. What is added to the attention's scores
+                is 0 for a token that counts, and other masks are 0 for one that does not.
+        """
+        if mask is not None:
+            is_added = mask.is_floating_point() and mask.dim() > 2
+            mask = mask > _LEAST_ADDED if is_added else mask != 0
+            while mask.dim() > 2:
+                mask = mask.any(1)
         self._masks[thread()] = mask
 
     def leave(self) -> Readings:
@@ -220,11 +227,11 @@ class Rungs:
             states[index] = F.layer_norm(wide, wide.shape[-1:])
         if thread() not in self._masks:
             raise AdapterError(
-                "A ladder must be told which tokens are padding; call the model itself, as "
-                "model(...), and not model.forward(...), which runs no hooks."
+                "A ladder must be told which tokens are padding, by the encoder's first layer, "
+                "which has not run. Call the model as a whole."
             )
         mask = self._masks.pop(thread())
-        return Readings(states, None if mask is None else mask[:, None, None, :] != 0)
+        return Readings(states, None if mask is None else mask[:, None, None, :])
 
 
 def add_branches(
@@ -254,10 +261,29 @@ def add_branches(
     return hidden.index_add(0, torch.tensor(sources, device=hidden.device), total)
 
 
-def hold_mask(encoder: nn.Module, rungs: Rungs) -> None:
-    """Let an encoder tell the mask with which it is called, until `release_masks`."""
-    position = [*signature(encoder.forward).parameters].index("attention_mask")
-    encoder.register_forward_pre_hook(partial(_tell_mask, rungs, position), with_kwargs=True)
+def hold_encoder(encoder: nn.Module, first_layer: nn.Module, end: Any) -> None:
+    """Until `release_encoders`, let an encoder train without dropout if ladders alone are active,
+    and its first layer tell the mask.
+
+    Args:
+        encoder: The encoder.
+        first_layer: The first of its layers. It is called in every pass, whoever calls the encoder.
+        end: The `HoulsbyLayer` at its end, where the ladders are.
+    """
+    encoder.train = partial(_train, encoder, end)  # type: ignore[method-assign]
+    position = [*signature(first_layer.forward).parameters].index("attention_mask")
+    tell_mask = partial(_tell_mask, end.rungs, position)
+    first_layer.register_forward_pre_hook(tell_mask, with_kwargs=True)
+
+
+def _train(encoder: nn.Module, end: Any, mode: bool = True) -> nn.Module:
+    """Set whether an encoder trains. Its dropout would only blur what ladders read."""
+    names = end.active_adapters
+    has_ladders_alone = names and all(name in end.houlsby_ladder for name in names)
+    type(encoder).train(encoder, mode and not has_ladders_alone)
+    for ladder in end.houlsby_ladder.values():
+        ladder.train(mode)
+    return encoder
 
 
 def _tell_mask(
@@ -269,27 +295,13 @@ def _tell_mask(
     rungs.enter_mask(mask)
 
 
-def release_masks(model: nn.Module) -> None:
-    """Undo `hold_mask`."""
+def release_encoders(model: nn.Module) -> None:
+    """Undo `hold_encoder`."""
     for module in model.modules():
+        train = vars(module).get("train")
+        if isinstance(train, partial) and train.func is _train:
+            del module.train
         for key, hook in list(module._forward_pre_hooks.items()):
-            if _tells_mask(hook):
+            if isinstance(hook, partial) and hook.func is _tell_mask:
                 del module._forward_pre_hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
-def leave_dropout(model: nn.Module) -> None:
-    """Let the encoders beside which there are ladders run without dropout in training.
-
-    They do not learn, so it would only blur what is read.
-    """
-    for module in model.modules():
-        if any(map(_tells_mask, module._forward_pre_hooks.values())):
-            module.eval()
-            for part in module.modules():
-                if isinstance(part, Ladder):
-                    part.train()
-
-
-def _tells_mask(hook: Any) -> bool:
-    return isinstance(hook, partial) and hook.func is _tell_mask

@@ -34,6 +34,8 @@ from .view import View, look_up_layers
 
 logger = logging.getLogger(__name__)
 _DECODER_OPTIONS = ("is_decoder", "is_encoder_decoder")
+# The package in which transformers puts modules of a repository.
+_FROM_REPOSITORY = "transformers_modules."
 
 
 def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Place]:
@@ -144,18 +146,34 @@ def _check_reversible(view: View, config: HoulsbyConfig) -> None:
 
 def _ladder_place(view: View, candidates: Sequence[Place], selected: Sequence[Place]) -> Place:
     """Return the place of a ladder that reads the selected layers: the end of the last layer."""
-    stacks = {place.stack for place in candidates}
-    last = candidates[-1]
-    model_type = view.type_around(last.key)
-    is_decoder = any(getattr(view.model.config, name, False) for name in _DECODER_OPTIONS)
-    if len(stacks) > 1 or model_type not in READABLE or is_decoder:
-        raise ValueError(
-            "HoulsbyConfig.kind='ladder' needs one encoder, of a model_type among "
-            f"{', '.join(sorted(READABLE))}; got a {type(view.model).__name__} of model_type "
-            f"{view.types.get('')!r}. Use another kind."
-        )
+    if len({place.stack for place in candidates}) > 1:
+        raise _no_encoder(view, "it has several lists of layers")
     indices = [place.layer for place in selected if place.layer is not None]
-    return replace(last, reads=fold_indices(indices))
+    return replace(candidates[-1], reads=fold_indices(indices))
+
+
+def _check_encoder(view: View, layers: Layers) -> None:
+    """Refuse a ladder beside any model but an encoder of which it is known what a ladder reads."""
+    if any(getattr(view.model.config, name, False) for name in _DECODER_OPTIONS):
+        raise _no_encoder(view, "in a decoder, a token does not see those after it")
+    if type(view.model).__module__.startswith(_FROM_REPOSITORY):
+        raise _no_encoder(
+            view,
+            "its code comes from a repository, where no part is known; load it by a class of "
+            "transformers, without trust_remote_code",
+        )
+    if not layers or {view.type_around(stack) for stack, _ in layers} - READABLE:
+        raise _no_encoder(
+            view, "what a ladder reads is known for the model_types " + ", ".join(sorted(READABLE))
+        )
+
+
+def _no_encoder(view: View, reason: str) -> ValueError:
+    return ValueError(
+        "HoulsbyConfig.kind='ladder' needs one encoder; got a "
+        f"{type(view.model).__name__} of model_type {view.types.get('')!r}: {reason}. Or use "
+        "another kind."
+    )
 
 
 def _nothing_to_adapt(
@@ -187,6 +205,8 @@ def _nothing_to_adapt(
 def _find_sub_layers(view: View, config: HoulsbyConfig) -> list[Place]:
     """Return the ends of the sub-layers of all layers, from the table or by inference."""
     layers = look_up_layers(view)
+    if config.kind == "ladder":
+        _check_encoder(view, layers)
     layers |= _infer_layers(view, config, layers)
     places = []
     for (stack, index), sub_layers in layers.items():

@@ -199,6 +199,20 @@ _MPNET = SubLayer(
 )
 
 
+def _rotary_bert(first: str, last: str) -> tuple[Stack, ...]:
+    """Return BERT's layer as encoders with rotary positions have it, with a feed-forward between
+    these two modules.
+    """
+    attention = SubLayer(
+        "post_attention_dropout",
+        "self_attn.o_proj",
+        "self_attn.q_proj",
+        "post_attention_layernorm",
+    )
+    feed_forward = SubLayer("post_mlp_dropout", last, first, "post_mlp_layernorm")
+    return _layers("layers", attention, feed_forward)
+
+
 def _t5(position: int, projection: str) -> SubLayer:
     layer = f"layer.{position}"
     return SubLayer(f"{layer}.dropout", f"{layer}.{projection}", f"{layer}.layer_norm")
@@ -436,14 +450,18 @@ ARCHITECTURES: dict[str, tuple[Stack, ...]] = _by_type(
     [
         ("albert", _ALBERT),
         (
-            "bert bert-generation big_bird camembert electra ernie rembert roberta xlm-roberta",
+            "bert bert-generation big_bird camembert data2vec-text electra ernie rembert roberta "
+            "roformer splinter xlm-roberta",
             _bert(),
         ),
         ("deberta", _bert("in_proj")),
         ("deberta-v2", _bert("value_proj")),
         ("distilbert", _DISTILBERT),
+        ("eurobert ultrabert", _llama("mlp.down_proj")),
         ("esm", _pre_ln_bert("attention.LayerNorm", _dense("output", "LayerNorm"))),
+        ("gte nomic_bert", _rotary_bert("mlp.up_proj", "mlp.down_proj")),
         ("ibert lilt", _LILT),
+        ("jina_embeddings_v3", _rotary_bert("mlp.fc1", "mlp.fc2")),
         # It transposes the hidden states before its attention.
         ("longformer", _bert(attention=_dense("attention.output"))),
         ("lxmert", _LXMERT),
@@ -541,7 +559,8 @@ SHARED_NORMS: dict[str, str] = dict.fromkeys(("deberta", "deberta-v2"), "encoder
 # The encoders that a ladder can read: each layer runs once, and each token may attend to all others
 # that are no padding.
 READABLE = {
-    *("bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm"),
-    *("megatron-bert", "modernbert", "mpnet", "rembert", "roberta", "roberta-prelayernorm"),
-    *("xlm-roberta", "xlm-roberta-xl"),
+    *("bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra"),
+    *("ernie", "esm", "eurobert", "gte", "jina_embeddings_v3", "megatron-bert"),
+    *("modernbert", "mpnet", "nomic_bert", "rembert", "roberta", "roberta-prelayernorm"),
+    *("roformer", "splinter", "ultrabert", "xlm-roberta", "xlm-roberta-xl"),
 }

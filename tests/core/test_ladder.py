@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from itertools import product
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ SIZES = {
     "pad_token_id": 0,
 }
 DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 4}
 ENCODERS = {
     "Bert": {},
     "Roberta": {},
@@ -35,7 +38,16 @@ ENCODERS = {
     "Deberta": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
     "Electra": {},
     "Esm": {"mask_token_id": 4, "token_dropout": False},
+    "EuroBert": TOKENS,
+    "NomicBert": {},
+    "Gte": {},
+    "JinaEmbeddingsV3": {},
+    "Ultrabert": {**TOKENS, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    "Data2VecText": {},
+    "RoFormer": {},
 }
+# Earlier versions of transformers have fewer of them.
+ENCODERS = {name: sizes for name, sizes in ENCODERS.items() if f"{name}Model" in dir(transformers)}
 IDS = torch.randint(5, 99, (3, 8), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[1, 5:] = 0
@@ -43,7 +55,7 @@ BATCH = {"input_ids": IDS * MASK, "attention_mask": MASK}
 
 
 def encoder(name, head="ForSequenceClassification"):
-    sizes = {**SIZES, **ENCODERS[name]}
+    sizes = {**SIZES, **ENCODERS.get(name, {})}
     if head == "ForQuestionAnswering":
         sizes["num_labels"] = 2
     config = getattr(transformers, f"{name}Config")(**sizes)
@@ -255,12 +267,22 @@ def test_ladders_come_and_go_beside_other_adapters():
     assert not torch.allclose(ablated, alone["one"])
 
 
-def test_a_ladder_needs_one_encoder():
+def test_a_ladder_needs_an_encoder_that_it_can_read():
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 60}
     decoder = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-    for model in (decoder, tiny_bert(is_decoder=True)):
-        with pytest.raises(ValueError, match="one encoder"):
-            get_peft_model(model, HoulsbyConfig(kind="ladder"))
+    with pytest.raises(ValueError, match="needs one encoder"):
+        get_peft_model(decoder, HoulsbyConfig(kind="ladder"))
+    causal = tiny_bert(is_decoder=True)
+    with pytest.raises(ValueError, match="does not see those after it"):
+        get_peft_model(causal, HoulsbyConfig(kind="ladder"))
+    from_repository = type(
+        "TheirModel", (transformers.BertModel,), {"__module__": "transformers_modules.org.code"}
+    )
+    theirs = from_repository(transformers.BertConfig(**SIZES))
+    with pytest.raises(ValueError, match="without trust_remote_code"):
+        get_peft_model(theirs, HoulsbyConfig(kind="ladder"))
+    with pytest.raises(ValueError, match="is known for the model_types"):
+        get_peft_model(encoder("ConvBert", "Model"), HoulsbyConfig(kind="ladder"))
 
 
 def test_parts_of_the_model_are_refused():
@@ -268,6 +290,67 @@ def test_parts_of_the_model_are_refused():
     layer = model.base_model.model.bert.encoder.layer[-1]
     with pytest.raises(AdapterError, match="which tokens are padding"):
         layer(torch.randn(2, 4, 32))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "attention"), [*product(ENCODERS, ["eager", "sdpa"]), ("Splinter", "eager")]
+)
+def test_the_mask_is_heard_however_the_encoder_is_called(name, attention):
+    """sentence-transformers calls `forward`, and gives it no mask if there is no padding."""
+    model = encoder(name, "Model")
+    model.set_attn_implementation(attention)
+    model.add_adapter(HoulsbyConfig(kind="ladder", r=8))
+    perturb(model)
+    model.eval()
+    expected = model(**BATCH).last_hidden_state
+    assert torch.equal(model.forward(**BATCH).last_hidden_state, expected)
+    alone = model.forward(IDS[1:2, :5]).last_hidden_state
+    torch.testing.assert_close(alone, expected[1:2, :5], atol=1e-5, rtol=1e-4)
+    unpadded = model.forward(IDS).last_hidden_state
+    assert not torch.allclose(unpadded[1, :5], expected[1, :5], atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_mask_of_pairs_of_tokens():
+    """Of each pair of tokens, whether the first one sees the second one, as in packed texts."""
+    model = with_ladder(tiny_bert())
+    pairs = MASK[:, None, None, :].bool().expand(3, 1, 8, 8)
+    expected = model(**BATCH).logits
+    added = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
+    for mask in (pairs, added):
+        found = model(input_ids=BATCH["input_ids"], attention_mask=mask).logits
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")
+@pytest.mark.parametrize("is_peft_model", [True, False])
+def test_the_trainer_with_gradient_checkpointing(is_peft_model, tmp_path):
+    """And without dropout in the encoder, as the trainer sets the training mode itself."""
+    losses = []
+    for is_enabled in (False, True):
+        torch.manual_seed(0)
+        model = tiny_bert(hidden_dropout_prob=0.5, classifier_dropout=0.0)
+        config = HoulsbyConfig(kind="ladder", r=8)
+        if is_peft_model:
+            model = get_peft_model(model, config)
+        else:
+            model.add_adapter(config)
+        rows = [{"input_ids": ids, "labels": torch.tensor(1)} for ids in IDS]
+        arguments = transformers.TrainingArguments(
+            tmp_path / str(is_enabled),
+            max_steps=2,
+            gradient_checkpointing=is_enabled,
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        perturb(model)
+        losses.append(transformers.Trainer(model, arguments, train_dataset=rows).train()[1])
+        dropouts = [part for part in model.modules() if isinstance(part, torch.nn.Dropout)]
+        assert sum(part.training for part in dropouts) == 4 + 1  # of the ladder and the head
+        assert len(dropouts) > 10
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_gradient_checkpointing_changes_nothing():

@@ -96,6 +96,10 @@ def test_sentence_transformers(models):
     assert abs(names["reloaded"].encode(text) - untrained.encode(text)).max() > 1e-3
     adapter = houlsby_peft.load(models / "questions")
     assert adapter.task.pipeline == "feature-extraction"
+    untrained.add_adapter(houlsby_peft.HoulsbyConfig(kind="ladder", r=8, init_std=1))
+    texts = [text, "Is there a vegetarian dish on the menu?"]
+    alone, together = untrained.encode(text), untrained.encode(texts)[0]
+    torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -265,6 +265,17 @@ def _llama(
     )
 
 
+def _rotary_bert(name: str, mlp: str) -> ArchitectureCase:
+    return ArchitectureCase(
+        name,
+        {},
+        {"layers": {"attention": "self_attn.o_proj", "feed_forward": mlp}},
+        skip="post",
+        after={"attention": "post_attention_layernorm", "feed_forward": "post_mlp_layernorm"},
+        dropout=("attention", "feed_forward"),
+    )
+
+
 def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) -> ArchitectureCase:
     ends = {"attention": "self_attn.out_proj", "feed_forward": "fc2"}
     after = {
@@ -793,6 +804,7 @@ CASES: dict[str, ArchitectureCase] = {
         },
         layer=written_out.jamba,
     ),
+    "jina_embeddings_v3": _rotary_bert("JinaEmbeddingsV3Model", "mlp.fc2"),
     "lasr_encoder": _parakeet("LasrEncoder", written_out.lasr),
     "lfm2": ArchitectureCase(
         "Lfm2Model",
@@ -911,6 +923,7 @@ CASES: dict[str, ArchitectureCase] = {
         norms=3,
         layer=written_out.nemotron_h,
     ),
+    "nomic_bert": _rotary_bert("NomicBertModel", "mlp.down_proj"),
     "olmo2": _llama("Olmo2Model"),
     "opt": ArchitectureCase(
         "OPTModel",
@@ -1011,4 +1024,8 @@ for model_type, stacks in ARCHITECTURES.items():
         copied = next(
             case for name, case in CASES.items() if ARCHITECTURES[name.partition(":")[0]] == stacks
         )
-        CASES[model_type] = replace(copied, model_class=MODEL_MAPPING_NAMES[model_type])
+        if model_type in MODEL_MAPPING_NAMES:
+            CASES[model_type] = replace(copied, model_class=MODEL_MAPPING_NAMES[model_type])
+# Earlier versions of transformers have fewer of them.
+IN_TRANSFORMERS = set(dir(transformers))
+CASES = {name: case for name, case in CASES.items() if case.model_class in IN_TRANSFORMERS}
