@@ -98,6 +98,10 @@ def test_a_cell_that_runs_again_makes_the_adapter_again(before, after, tmp_path,
     assert torch.equal(fresh(token_ids).logits, again(token_ids).logits)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"),
+    reason="transformers compiles no model with a torch before 2.7",
+)
 def test_a_compiled_model_gets_an_adapter_by_its_tensors(token_ids):
     source = get_peft_model(tiny_bert(num_hidden_layers=1), HoulsbyConfig(r=4)).eval()
     perturb(source)
