@@ -134,7 +134,14 @@ def _convert(
     """Return the configuration, with its record, and the weights of a converted adapter."""
     options, width = published.options, published.adapter.fields["hidden_size"]
     model_type = str(base_config.model_type)
-    _check_base(published, base_config)
+    recorded_type = published.adapter.fields.get("model_type") or model_type
+    width_of_base = getattr(base_config, "hidden_size", None)
+    if recorded_type != model_type or width != width_of_base:
+        raise AdapterError(
+            "The adapter was trained on a base model of the type "
+            f"{shortened(str(recorded_type))} and the width {shortened(str(width))}; this one is a "
+            f"{model_type} of the width {width_of_base}. Give the right one as base_model."
+        )
     kind = find_kind(options, model_type)
     fields = own_config(options, width, kind)
     check_base_type(model_type, kind, fields["positions"])
@@ -163,19 +170,6 @@ def _convert(
     }
     config.inference_mode = True
     return config, weights
-
-
-def _check_base(published: Published, base_config: PretrainedConfig) -> None:
-    """Refuse a base model of another type or width than the one that the adapter records."""
-    fields, model_type = published.adapter.fields, str(base_config.model_type)
-    recorded_type, recorded_width = fields.get("model_type") or model_type, fields["hidden_size"]
-    width = getattr(base_config, "hidden_size", None)
-    if recorded_type != model_type or recorded_width != width:
-        raise AdapterError(
-            "The adapter was trained on a base model of the type "
-            f"{shortened(str(recorded_type))} and the width {shortened(str(recorded_width))}; this "
-            f"one is a {model_type} of the width {width}. Give the right one as base_model."
-        )
 
 
 def _make_target(base_config: PretrainedConfig, head: Head | None) -> Any:
