@@ -49,15 +49,21 @@ _EXAMPLES = {
     "export": "export runs/tickets onnx",
     "convert": "convert AdapterHub/name folder",
 }
-_TRAIN_FLAGS = """\
-flags of the recipe, after the data:
+_FLAGS = "flags of the recipe, after the data:\n"
+_MODEL_FLAG = """\
   --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no
                               download from the Hub
-  --output_dir FOLDER         where the run goes; default: runs/ and the name of the data or the
-                              recipe
-  --text_columns A [B]        column of the texts, or two for pairs; default: detected
+"""
+_COLUMN_FLAGS = """\
+  --text_columns A [B]        column of the texts, or two for pairs; default: {default}
   --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
                               each of one task; default: detected
+"""
+_TRAIN_FLAGS = f"""\
+{_FLAGS}{_MODEL_FLAG}\
+  --output_dir FOLDER         where the run goes; default: runs/ and the name of the data or the
+                              recipe
+{_COLUMN_FLAGS.format(default="detected")}\
   --check_labels              first list the training examples whose label is probably wrong
   --validation_file FILE      validation data; default: a tenth of the training examples
   --metric NAME [...]         further metrics: names on the Hub or local scripts
@@ -67,24 +73,16 @@ flags of the recipe, after the data:
   --layers N [N ...]          layers to adapt, counted from 0; default: all
   --push_to_hub true          share the adapter on the Hub at the end
 """
-_CHECK_FLAGS = """\
-flags of the recipe, after the data:
-  --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no
-                              download from the Hub
+_CHECK_FLAGS = f"""\
+{_FLAGS}{_MODEL_FLAG}\
   --output_dir FOLDER         where label_issues.csv goes; default: runs/ and the name of the data
-  --text_columns A [B]        column of the texts, or two for pairs; default: detected
-  --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
-                              each of one task; default: detected
-"""
-_EVALUATE_FLAGS = """\
-flags of the recipe, after the data:
+{_COLUMN_FLAGS.format(default="detected")}"""
+_EVALUATE_FLAGS = f"""\
+{_FLAGS}\
   --metric NAME [...]         further metrics: names on the Hub or local scripts, as evaluate.load
                               takes them
   --output_dir FOLDER         where evaluation.json goes; default: the run's folder
-  --text_columns A [B]        column of the texts, or two for pairs; default: as in the training
-  --label_columns A [...]     column of the label; several: a task each, or of 0 and 1 one class
-                              each of one task; default: detected
-"""
+{_COLUMN_FLAGS.format(default="as in the training")}"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -95,9 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         arguments = sys.argv[1:]
-    words = _with_hyphens(arguments)
-    _print_all_letters()
-    options = _parse(words)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # letters that its encoding lacks
+    options = _parse(_with_hyphens(arguments))
     try:
         options.run(options)
         # At its end, the interpreter would print a traceback for a pipe that is closed.
@@ -134,13 +133,6 @@ def _is_known(error: Exception) -> bool:
     """
     is_of_safetensors = "safetensors" in type(error).__module__
     return isinstance(error, (OSError, ValueError, ImportError)) or is_of_safetensors
-
-
-def _print_all_letters() -> None:
-    """Let a label have letters that the console's encoding lacks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -208,8 +200,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     _add_prediction(add, has_file)
     add_flags(add("serve", "serve a folder or a list of adapters over HTTP", _serve))
     _add_sharing(add)
-    _add_export(add)
-    _add_conversion(add)
+    _add_formats(add)
     return parser
 
 
@@ -360,7 +351,8 @@ def _add_prediction(add: _Add, has_file: bool) -> None:
     predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
 
 
-def _add_export(add: _Add) -> None:
+def _add_formats(add: _Add) -> None:
+    """Add the commands that write or read another format."""
     export = add("export", "export an adapter with its base model to ONNX")
     export.add_argument("adapter", help="user/name on the Hub, or a folder")
     export.add_argument(
@@ -370,6 +362,22 @@ def _add_export(add: _Add) -> None:
         "--int8", action="store_true", help="also write a model quantized to 8-bit integers"
     )
     _add_base(export)
+
+    convert = add("convert", "convert an adapter from AdapterHub's format")
+    convert.add_argument("source", help="user/name on the Hub, or a folder")
+    convert.add_argument("target", type=Path, help="new folder for the converted adapter")
+    convert.add_argument(
+        "--base-model", help="name or folder of the base model, instead of the recorded one"
+    )
+    convert.add_argument("--revision", help="branch, tag or commit of the source")
+    convert.add_argument(
+        "--no-head", dest="with_head", action="store_false", help="leave out the prediction head"
+    )
+    convert.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="read weights from a pickled file, of whose author you are sure",
+    )
 
 
 def _add_base(command: argparse.ArgumentParser) -> None:
@@ -390,24 +398,6 @@ def _serve(options: argparse.Namespace) -> None:
     """Check the options of the service before the library is imported."""
     options.service = read_options(options)
     _run_in_library(options)
-
-
-def _add_conversion(add: _Add) -> None:
-    convert = add("convert", "convert an adapter from AdapterHub's format")
-    convert.add_argument("source", help="user/name on the Hub, or a folder")
-    convert.add_argument("target", type=Path, help="new folder for the converted adapter")
-    convert.add_argument(
-        "--base-model", help="name or folder of the base model, instead of the recorded one"
-    )
-    convert.add_argument("--revision", help="branch, tag or commit of the source")
-    convert.add_argument(
-        "--no-head", dest="with_head", action="store_false", help="leave out the prediction head"
-    )
-    convert.add_argument(
-        "--allow-pickle",
-        action="store_true",
-        help="read weights from a pickled file, of whose author you are sure",
-    )
 
 
 def _train(options: argparse.Namespace) -> None:

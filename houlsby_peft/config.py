@@ -204,7 +204,10 @@ class HoulsbyConfig(PeftConfig):
         self.tags: Sequence[str] = ()
         for name in OPTIONS:
             setattr(self, name, _plain(getattr(self, name)))
-        self.r, self.share_layers = _count(self.r), _count(self.share_layers)
+        for name in ("r", "share_layers"):
+            value = getattr(self, name)
+            if isinstance(value, float) and value.is_integer():  # as of a search, or of JSON
+                setattr(self, name, int(value))
         self.positions = _in_order(self.positions, self.kind)
         if self.rank_pattern is None:
             self.rank_pattern = {}
@@ -348,12 +351,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, range)):
         return [_plain(item) for item in value]
     return value
-
-
-def _count(value: Any) -> Any:
-    """Return a whole number of another type, as a search or JSON may give it, as an int."""
-    is_whole = isinstance(value, float) and value.is_integer()
-    return int(value) if is_whole else value
 
 
 def _in_order(positions: Any, kind: str) -> Any:

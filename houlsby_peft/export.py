@@ -26,7 +26,6 @@ from .predict.base_model import label_arguments
 from .predict.load import load
 from .predict.predictor import Predictor
 from .predict.questions import cut_arguments
-from .saved.record import AdapterRecord
 
 
 # The names that optimum and the Hub use.
@@ -176,16 +175,11 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     for name in set(copied.peft_config) - {predictor.name}:
         copied.delete_adapter(name)
     base: PreTrainedModel = copied.get_base_model()  # type: ignore[assignment]
-    _complete_config(base, predictor.record)
-    return base
-
-
-def _complete_config(model: PreTrainedModel, record: AdapterRecord) -> None:
-    """Write into a model's configuration what a service needs to know of the adapter."""
-    config = model.config
+    # What a service needs to know of the adapter.
+    config, record = base.config, predictor.record
     config.update(label_arguments(record))
     config.dtype = torch.float32
-    config.architectures = [type(model).__name__]
+    config.architectures = [type(base).__name__]
     # The tuples of these options would be outputs.
     for option in ("use_cache", "output_attentions", "output_hidden_states"):
         if getattr(config, option, False):
@@ -193,6 +187,7 @@ def _complete_config(model: PreTrainedModel, record: AdapterRecord) -> None:
     for name in ("null_threshold", "thresholds"):
         if getattr(record, name) is not None:
             setattr(config, name, getattr(record, name))
+    return base
 
 
 def _make_samples(

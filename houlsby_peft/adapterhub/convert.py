@@ -26,7 +26,7 @@ from ..placement.plan import Plan
 from ..registration import PREFIX
 from ..saved.adapter import SavedAdapter, find_files
 from ..saved.downloads import explain_hub_errors, find_packaged
-from ..saved.record import AdapterRecord, Place, SavedState
+from ..saved.record import AdapterRecord
 from ..saved.weights import FILE_PREFIX, check_shapes, first_of
 from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published
 from .heads import Head, find_target, head_modules, head_weights
@@ -134,48 +134,40 @@ def _convert(
     """Return the configuration, with its record, and the weights of a converted adapter."""
     options, width = published.options, published.adapter.fields["hidden_size"]
     model_type = str(base_config.model_type)
-    _check_base(published, base_config)
+    recorded_type = published.adapter.fields.get("model_type") or model_type
+    width_of_base = getattr(base_config, "hidden_size", None)
+    if recorded_type != model_type or width != width_of_base:
+        raise AdapterError(
+            "The adapter was trained on a base model of the type "
+            f"{shortened(str(recorded_type))} and the width {shortened(str(width))}; this one is a "
+            f"{model_type} of the width {width_of_base}. Give the right one as base_model."
+        )
     kind = find_kind(options, model_type)
     fields = own_config(options, width, kind)
     check_base_type(model_type, kind, fields["positions"])
     head = find_target(published.head, model_type) if published.head else None
     model = _make_target(base_config, head)
-    fields |= layer_config(options, width, _sub_layers(model, HoulsbyConfig(**fields)))
+    fields |= layer_config(options, width, find_places(model, HoulsbyConfig(**fields)))
     if head is None:
         fields["modules_to_save"] = []  # so that the adapter fits a model with any head
     elif head.task.has_labels:
         fields |= {"id2label": head.id2label, "problem_type": head.problem_type}
-    config = HoulsbyConfig(**fields)
     record = AdapterRecord()
     if head is not None:
         record = AdapterRecord(heads=head_modules(head, model), two_layer_head=head.is_added)
-    config.saved = SavedState(record, config.shape_options())
-    plan = Plan(model, config)
+    plan = Plan(model, HoulsbyConfig(**fields).derived(record))
     weights = _collect(published, head, plan, model)
     record = replace(plan.new_record(), two_layer_head=record.two_layer_head)
     if head is None:
         # PEFT's class for the task would refuse models with other heads.
         record.task_type = None
-    config.saved = SavedState(record, config.shape_options())
+    config = plan.config.derived(record)
     config.auto_mapping = {
         "base_model_class": type(model).__name__,
         "parent_library": type(model).__module__,
     }
     config.inference_mode = True
     return config, weights
-
-
-def _check_base(published: Published, base_config: PretrainedConfig) -> None:
-    """Refuse a base model of another type or width than the one that the adapter records."""
-    fields, model_type = published.adapter.fields, str(base_config.model_type)
-    recorded_type, recorded_width = fields.get("model_type") or model_type, fields["hidden_size"]
-    width = getattr(base_config, "hidden_size", None)
-    if recorded_type != model_type or recorded_width != width:
-        raise AdapterError(
-            "The adapter was trained on a base model of the type "
-            f"{shortened(str(recorded_type))} and the width {shortened(str(recorded_width))}; this "
-            f"one is a {model_type} of the width {width}. Give the right one as base_model."
-        )
 
 
 def _make_target(base_config: PretrainedConfig, head: Head | None) -> Any:
@@ -246,18 +238,3 @@ def _saved_shapes(plan: Plan) -> dict[str, torch.Size]:
         for name, weight in module.state_dict().items():
             shapes[f"{key}.{name}"] = weight.shape
     return shapes
-
-
-def _sub_layers(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
-    """Return the places of bottlenecks at the same sub-layers in all layers of a model."""
-    everywhere = replace(
-        config,
-        target_modules=None,
-        exclude_modules=None,
-        layers_to_transform=None,
-        layers_pattern=None,
-        rank_pattern={},
-        train_layer_norm=False,
-        invertible=None,
-    )
-    return find_places(model, everywhere)

@@ -46,8 +46,11 @@ def init_from(
     saved = SavedAdapter.open(name_or_path)
     record = state_of(model).records[adapter_name]
     differences = compare_options(saved.config, config, _OPTIONS)
-    if not differences:
-        differences = _compare_records(saved.record, record, config.share_layers)
+    if config.share_layers:
+        # The file has a shared bottleneck once, and does not tell at which places it is applied.
+        only_in_one = _bottlenecks(saved.record) ^ _bottlenecks(record)
+        differences += [f"only one has a bottleneck at {key}" for key in sorted(only_in_one)]
+    differences += compare_fingerprints(saved.record.base, record.base)
     if differences:
         base_name = saved.config.base_model_name_or_path or "an unnamed model"
         raise AdapterError(
@@ -63,16 +66,6 @@ def init_from(
         if f".{PREFIX}" in key:
             weights[key] = weight
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
-
-
-def _compare_records(saved: AdapterRecord, record: AdapterRecord, share_layers: int) -> list[str]:
-    """Return in words how the base models and the places of shared bottlenecks differ."""
-    differences = []
-    if share_layers:
-        # The file has a shared bottleneck once, and does not tell at which places it is applied.
-        only_in_one = _bottlenecks(saved) ^ _bottlenecks(record)
-        differences = [f"only one has a bottleneck at {key}" for key in sorted(only_in_one)]
-    return differences + compare_fingerprints(saved.base, record.base)
 
 
 def _bottlenecks(record: AdapterRecord) -> set[str]:

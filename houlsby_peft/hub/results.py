@@ -224,21 +224,22 @@ def table_of_scores(
     if not scores:
         return []
     table = [["score", "value"]]
-    for name, value in scores.items():
-        table.append([readable_name(name), format_number(value)])
     if intervals:
         table[0].append("95% interval")
-        for name, line in zip(scores, table[1:], strict=True):
-            text = ""
-            if interval := intervals.get(name):
-                text = f"{interval['low']:.2f} to {interval['high']:.2f}"
-                if "right" in interval:  # of an accuracy: "0.79 to 0.98 (28 of 30)"
-                    text += f" ({interval['right']:,} of {interval['rows']:,})"
-            line.append(text)
     if baseline:
         table[0].append("logistic regression on the frozen encoder")
-        for name, line in zip(scores, table[1:], strict=True):
+    for name, value in scores.items():
+        line = [readable_name(name), format_number(value)]
+        if intervals:
+            interval, text = intervals.get(name), ""
+            if interval:
+                text = f"{interval['low']:.2f} to {interval['high']:.2f}"
+            if interval and "right" in interval:  # of an accuracy: "0.79 to 0.98 (28 of 30)"
+                text += f" ({interval['right']:,} of {interval['rows']:,})"
+            line.append(text)
+        if baseline:
             line.append(format_number(baseline.get(name)))
+        table.append(line)
     return table
 
 

@@ -143,30 +143,40 @@ def _find_lists(
     No list is inside another one. Inner lists are preferred, and lists with attention in each
     layer, because T5 keeps the sub-layers of each layer in a list as well.
     """
-    stacks: dict[str, dict[int, _Layer]] = {}
+    stacks: set[str] = set()
     for attention in attentions:
-        for stack in _outer_names(attention):
-            if stack not in stacks and stack in modules and _is_list(modules[stack]):
-                stacks[stack] = {}
-                for index in range(len(modules[stack])):  # type: ignore[arg-type]
-                    key = f"{stack}.{index}"
-                    if key in modules:  # a layer that is in the list several times has one name
-                        layer = _Layer(key, modules, is_included)
-                        if layer.is_included:
-                            stacks[stack][index] = layer
-    inner_first = sorted(stacks, key=lambda stack: stack.count("."), reverse=True)
-    complete, hybrid = [], []
-    for stack in inner_first:
-        have_attention = [bool(layer.attentions) for layer in stacks[stack].values()]
+        for name in _outer_names(attention):
+            if name in modules and _is_list(modules[name]):
+                stacks.add(name)
+    complete: dict[str, dict[int, _Layer]] = {}
+    hybrid: dict[str, dict[int, _Layer]] = {}
+    in_order = [name for name in modules if name in stacks]
+    for stack in sorted(in_order, key=lambda name: name.count("."), reverse=True):
+        layers = _included_layers(stack, modules, is_included)
+        have_attention = [bool(layer.attentions) for layer in layers.values()]
         if have_attention and all(have_attention):
-            complete.append(stack)
+            complete[stack] = layers
         elif any(have_attention):
-            hybrid.append(stack)
+            hybrid[stack] = layers
     lists: dict[str, dict[int, _Layer]] = {}
-    for stack in complete + hybrid:
+    for stack, layers in [*complete.items(), *hybrid.items()]:
         if not any(is_inside(stack, name) or is_inside(name, stack) for name in lists):
-            lists[stack] = stacks[stack]
+            lists[stack] = layers
     return lists
+
+
+def _included_layers(
+    stack: str, modules: Mapping[str, nn.Module], is_included: Callable[[str], bool]
+) -> dict[int, _Layer]:
+    """Return the layers of a list that have included modules, by index."""
+    layers = {}
+    for index in range(len(modules[stack])):  # type: ignore[arg-type]
+        key = f"{stack}.{index}"
+        if key in modules:  # a layer that is in the list several times has one name
+            layer = _Layer(key, modules, is_included)
+            if layer.is_included:
+                layers[index] = layer
+    return layers
 
 
 def _infer_list(

@@ -43,6 +43,13 @@ from .selection import is_included
 from .view import View, output_width
 
 
+# The parts of names that adapters add to those of a model.
+_NAMES_OF_WRAPPERS = (
+    *("base_layer", "original_module", "modules_to_save"),
+    *("houlsby_adapter", "houlsby_ladder", "houlsby_norm"),
+)
+
+
 class Plan:
     """What a configuration means in one model: places, owners of the bottlenecks, and heads.
 
@@ -224,7 +231,15 @@ class Plan:
         # Where a layer keeps the modules of its adapters.
         if hasattr(nn.ModuleDict(), adapter_name):
             return "is an attribute of torch.nn.ModuleDict"
-        if adapter_name in self._name_parts():
+        # When PEFT saves another adapter, it leaves out the weights with this name in theirs.
+        names = [FILE_PREFIX, *_NAMES_OF_WRAPPERS, *self.view.modules]
+        for module in self.view.modules.values():
+            names += dict(module.named_parameters(recurse=False))
+        with torch.device("meta"):
+            for places in (self.bottlenecks, self.couplings):
+                for place in islice(places.values(), 1):
+                    names += self.new_bottleneck(place).state_dict()
+        if adapter_name in ".".join(names).split("."):
             return "is part of the names of the model's modules"
         for module in self.view.model.modules():
             # Trained tokens belong to the adapter that names them.
@@ -234,25 +249,6 @@ class Plan:
             if adapter_name in module._get_available_adapters():
                 return f"is the name of an adapter of another method, {type(module).__module__}"
         return None
-
-    def _name_parts(self) -> set[str]:
-        """Return the parts of all names of modules and weights, with this adapter's.
-
-        When PEFT saves another adapter, it leaves out the weights with this adapter's name in
-        theirs.
-        """
-        names = [
-            FILE_PREFIX,
-            "base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_ladder.houlsby_norm",
-            *self.view.modules,
-        ]
-        for module in self.view.modules.values():
-            names += dict(module.named_parameters(recurse=False))
-        with torch.device("meta"):
-            for places in (self.bottlenecks, self.couplings):
-                for place in islice(places.values(), 1):
-                    names += self.new_bottleneck(place).state_dict()
-        return set(".".join(names).split("."))
 
     def _check_heads_in_file(self) -> None:
         """Refuse a saved adapter without the weights of its head.

@@ -65,24 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--invertible", choices=("nice",))
     parser.add_argument("--positions", nargs="+", metavar="POSITION")
     options = vars(parser.parse_args(arguments))
-    name, model_class = options.pop("model"), options.pop("model_class")
+    name, class_name = options.pop("model"), options.pop("model_class")
     try:
-        model = _make_empty(name, model_class)
+        config = transformers.AutoConfig.from_pretrained(
+            find_packaged(name), trust_remote_code=False
+        )
+        if class_name is None:
+            class_name, *_ = config.architectures or ["AutoModel"]
+        model_class: Any = getattr(transformers, class_name)
+        make = model_class.from_config if class_name.startswith("Auto") else model_class
+        with torch.device("meta"):  # without weights
+            model = make(config)
         print(placement_map(model, HoulsbyConfig(**options)))
     except (AttributeError, OSError, ValueError) as error:
         parser.error(str(error))
-
-
-def _make_empty(name: str, class_name: str | None) -> nn.Module:
-    """Return a model without weights, from its configuration; code from the Hub is not run."""
-    config = transformers.AutoConfig.from_pretrained(find_packaged(name), trust_remote_code=False)
-    if class_name is None:
-        class_name, *_ = config.architectures or ["AutoModel"]
-    model_class: Any = getattr(transformers, class_name)
-    make = model_class.from_config if class_name.startswith("Auto") else model_class
-    with torch.device("meta"):
-        model: nn.Module = make(config)
-    return model
 
 
 def _describe_places(plan: Plan) -> list[tuple[str, ...]]:

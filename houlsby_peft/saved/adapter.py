@@ -229,9 +229,15 @@ def _read_config(folder: Path) -> tuple[HoulsbyConfig, SavedState]:
     """Read the configuration in a folder, and what else the folder's files say of the adapter."""
     path, weights = folder / CONFIG_NAME, folder / SAFETENSORS_WEIGHTS_NAME
     if not path.is_file():
+        remedy = "Check the name."
+        # PEFT saves an adapter that is not called "default" in a folder of its name.
+        inner = sorted(folder.glob(f"*/{CONFIG_NAME}"))
+        if (folder / "config.json").exists():
+            remedy = "It looks like a whole model: load it with transformers."
+        elif inner:
+            remedy = f"Give the folder of an adapter in it, such as {inner[0].parent}."
         raise AdapterError(
-            f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. "
-            f"{_remedy_for(folder)}"
+            f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}"
         )
     fields = read_json(path)
     kind = fields.get("peft_type")
@@ -263,17 +269,6 @@ def _read_config(folder: Path) -> tuple[HoulsbyConfig, SavedState]:
             f"tokens. {_AGAIN}"
         )
     return config, state
-
-
-def _remedy_for(folder: Path) -> str:
-    """Return what to do about a folder without an adapter."""
-    if (folder / "config.json").exists():
-        return "It looks like a whole model: load it with transformers."
-    # PEFT saves an adapter that is not called "default" in a folder of its name.
-    inner = sorted(folder.glob(f"*/{CONFIG_NAME}"))
-    if inner:
-        return f"Give the folder of an adapter in it, such as {inner[0].parent}."
-    return "Check the name."
 
 
 def _check_tokenizer_files(folder: Path, name: str) -> None:

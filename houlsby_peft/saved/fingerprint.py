@@ -190,16 +190,11 @@ def _sample(weight: torch.Tensor) -> list[float]:
     """
     width = weight.shape[-1]
     rows = weight.numel() // width
-    places, numbers = [], []
-    for number, (row, column) in enumerate(zip(_ROWS, _columns(width), strict=True)):
-        if row < rows:
-            places.append(row * width + column)
-            numbers.append(number)
-    values = [math.nan] * len(_ROWS)
-    index = torch.tensor(places, device=weight.device)
-    for number, value in zip(numbers, torch.take(weight.detach(), index).tolist(), strict=True):
-        values[number] = value
-    return values
+    places = []
+    for row, column in zip(_ROWS, _columns(width), strict=True):
+        places.append(min(row, rows - 1) * width + column)
+    values = torch.take(weight.detach(), torch.tensor(places, device=weight.device)).tolist()
+    return [value if row < rows else math.nan for row, value in zip(_ROWS, values, strict=True)]
 
 
 @cache
