@@ -229,27 +229,16 @@ def load_task(
         )
     for name, split in splits.items():
         splits[name] = read_questions(split, name)
-    threshold = _find_threshold(splits["validation"], arguments, saved)
+    threshold = None
+    # The whole validation split decides, not the sample that is scored.
+    if not all(answers["text"] for answers in splits["validation"]["answers"]):
+        recorded = saved.recorded("null_threshold") if saved else None
+        thresholds = (arguments.null_threshold, recorded, NULL_THRESHOLD)
+        [threshold, *_] = [value for value in thresholds if value is not None]
     splits["validation"] = sample(splits["validation"], arguments.max_eval_samples)
     if not saved:
         splits["train"] = sample(splits["train"], arguments.max_train_samples)
     return SquadTask(name="squad", splits=splits, arguments=arguments, threshold=threshold)
-
-
-def _find_threshold(
-    validation: Dataset, arguments: SquadArguments, saved: Saved | None
-) -> float | None:
-    """Return from which score on no answer is given; None if every question has one.
-
-    The whole validation split decides, not the sample that is scored.
-    """
-    if all(answers["text"] for answers in validation["answers"]):
-        return None
-    recorded = saved.recorded("null_threshold") if saved else None
-    for threshold in (arguments.null_threshold, recorded):
-        if threshold is not None:
-            return float(threshold)
-    return NULL_THRESHOLD
 
 
 if __name__ == "__main__":

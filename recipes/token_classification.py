@@ -55,17 +55,12 @@ class TaggingArguments(LabelArguments):
 
     @property
     def read_options(self) -> ReadOptions:
-        return replace(
-            super().read_options,
-            has_words=True,
-            word_column=_number_of(self.word_column),
-            tag_column=_number_of(self.tag_column),
-        )
-
-
-def _number_of(column: str | None) -> int | None:
-    """Return the number of a column; None if it has a name."""
-    return int(column) if column is not None and column.isdecimal() else None
+        numbers = {}
+        for name in ("word_column", "tag_column"):
+            column = getattr(self, name)
+            if column is not None and column.isdecimal():
+                numbers[name] = int(column)
+        return replace(super().read_options, has_words=True, **numbers)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from datasets import Dataset, Value
 from transformers import PreTrainedTokenizerBase
 
+from data.exports import suggest_table
 from houlsby_peft import AdapterError
 from houlsby_peft.tables import LABEL_COLUMNS, check_number_of_texts, is_title, match_column
 from houlsby_peft.tables import find_text_columns as find_usual_columns
@@ -78,11 +79,11 @@ def find_text_columns(
     try:
         # As `houlsby-peft predict` does.
         text_columns = tuple(find_usual_columns(columns_of(data), named, recorded=recorded))
-    except AdapterError:
+    except AdapterError as error:
         if longest is None and not named:
             longest = _find_other(data, label_columns or LABEL_COLUMNS)
         if longest is None:
-            raise
+            raise AdapterError(f"{error}{suggest_table(data)}") from error
         log(f"no column has a usual name for text; {longest!r} has the longest")
         text_columns = (longest,)
     if longest is not None and len(text_columns) == 1 and is_title(text_columns[0]):
@@ -111,8 +112,8 @@ def _find_longest(data: Dataset) -> str | None:
     """Return the column with the longest values that differ, or None if they are no texts."""
     first_rows, widths = data[:100], {}
     for name in columns_of(data):
-        values = list(map(str, first_rows[name]))
-        if len(set(values)) > len(values) / 2:
+        values = [value for value in first_rows[name] if isinstance(value, str)]
+        if len(set(values)) > len(first_rows[name]) / 2:
             widths[name] = fmean(map(len, values))
     longest = max(widths, key=widths.__getitem__, default=None)
     if longest is None or widths[longest] < _WIDTH_OF_TEXT:

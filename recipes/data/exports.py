@@ -11,6 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import pandas as pd
+from datasets import Dataset
+
+from houlsby_peft.tables import LABEL_COLUMNS
 from run.edge import RecipeError, log
 from run.run import WHERE
 
@@ -196,3 +200,48 @@ _TOOLS: dict[str, tuple[frozenset[str], Callable[[Row], list[Row]]]] = {
     "Prodigy": (frozenset({"_input_hash", "_task_hash", "answer"}), _read_prodigy),
     "SQuAD": (frozenset({"paragraphs"}), _read_squad),
 }
+
+
+# Rows of another form, whose texts or labels are inside of objects.
+
+# The columns of the forms that are read.
+_FORMS = {
+    "a table": {"text", "label"},
+    "Label Studio's export": {"id", "data", "annotations"},
+    "Prodigy's export": {"text", "label", "spans", "answer", "_input_hash", "_task_hash"},
+    "doccano's export": {"id", "text", "label", "entities"},
+    "SQuAD's file": {"title", "paragraphs"},
+}
+_SAMPLED = 20  # rows
+
+
+def suggest_table(data: Dataset) -> str:
+    """Return what to add to an error about columns: the nearest form that is read, and a line of
+    pandas that makes a table; "" if the rows have no objects.
+    """
+    rows = data.select(range(min(_SAMPLED, len(data)))).to_list()
+    lists = [name for name in data.column_names if _holds_objects(rows[0][name])]
+    if not lists and not any(isinstance(value, dict) for value in rows[0].values()):
+        return ""
+    columns = {*rows[0]} - {WHERE}
+    shares = {form: len(names & columns) / len(names | columns) for form, names in _FORMS.items()}
+    nearest = max(shares, key=shares.__getitem__)
+    code, frame = "pandas.read_json(FILE, lines=FILE.endswith('l'))", pd.DataFrame(rows)
+    if lists:  # a row for each object
+        code, frame = f"{code}.explode({lists[0]!r})", frame.explode(lists[0])
+    table = pd.json_normalize(frame.drop(columns=WHERE).to_dict("records"))
+    names: dict[str, str] = {}
+    for name in sorted(table, key=lambda name: -table[name].astype(str).str.len().mean()):
+        parts = {*name.lower().split(".")}
+        role = "label" if parts & {*LABEL_COLUMNS} else "text"
+        if role not in names.values() and isinstance(table[name].iloc[0], str):
+            names[name] = role
+    return (
+        f" The nearest form that is read is {nearest}, with {', '.join(sorted(_FORMS[nearest]))}. "
+        f"To make a table: pandas.json_normalize({code}.to_dict('records'))"
+        f".rename(columns={names}).to_csv('table.csv')"
+    )
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)

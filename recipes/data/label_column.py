@@ -18,6 +18,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset
 
 from data.data import columns_of, keep_rows, locate, rows_of
+from data.exports import suggest_table
 from houlsby_peft.tables import LABEL_COLUMNS, match_column
 from run.edge import RecipeError, log
 
@@ -68,7 +69,7 @@ def _no_label_column(train: Dataset, description: str, candidates: Sequence[str]
     guesses = " or ".join(f"{name} ({count} values)" for name, count in counts.items())
     return RecipeError(
         f"There is no column {description}, only {', '.join(columns_of(train))}. Name the label "
-        f"with --label_columns{'; it may be ' * bool(guesses)}{guesses}."
+        f"with --label_columns{'; it may be ' * bool(guesses)}{guesses}.{suggest_table(train)}"
     )
 
 
@@ -252,6 +253,7 @@ def find_label_column(
 
 _REMEDIES = {
     "objects": "Take the labels out of them: df[{column!r}].str['label']",
+    "a score for each class": "Take the highest: df[{column!r}].map(lambda c: max(c, key=c.get))",
     "probabilities": "Take the most probable: df[{column!r}].map(numpy.argmax)",
     "votes": "Take the most frequent: df[{column!r}].map(statistics.mode)",
     "percentages": "Write numbers: df[{column!r}].str.rstrip('%').astype(float)",
@@ -282,6 +284,8 @@ def _refuse_other_forms(
 def _find_other_form(value: Any, items: list[Any] | None) -> str | None:
     """Return what a cell holds in place of labels; None if it holds some."""
     is_written = str(value).strip().startswith("{") and ":" in str(value)
+    if items is None and isinstance(value, dict) and set(map(type, value.values())) == {float}:
+        return "a score for each class"
     if items is None:
         return "objects" if is_written or isinstance(value, dict) else None
     if any(isinstance(item, (dict, list)) for item in items):

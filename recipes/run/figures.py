@@ -24,12 +24,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from run.run import MOMENT, WHERE, is_houlsby
-from tasks.scores import (
-    ClassScores,
-    ValueScores,
-    describe_majority,
-    format_scores,
-)
+from tasks.scores import ValueScores, describe_majority, format_scores
 
 
 MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
@@ -230,8 +225,10 @@ def report_end(
     if line := describe_majority(results["dataset"]):
         print(line)
     duration = timedelta(seconds=round(results["seconds"]))
+    size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
+    shown = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
     files = {
-        trainer.saved_as.capitalize(): f"{saved} ({_size_of(saved)}), trained in {duration}",
+        trainer.saved_as.capitalize(): f"{saved} ({shown}), trained in {duration}",
         "Results": str(output / "results.json"),
         **show_predicted(output, kept, results["task"]),
     }
@@ -254,12 +251,6 @@ def report_end(
     print_files(files)
 
 
-def _size_of(saved: Path) -> str:
-    """Return the size of the weights in a folder, such as "1.2 MB"."""
-    size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
-    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
-
-
 def print_files(files: Mapping[str, str]) -> None:
     lines = [f"{name + ':':<18}{file}" for name, file in files.items()]
     print("\n" + "\n".join(lines), flush=True)
@@ -279,7 +270,14 @@ def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
         save_png(draw_values(scores.expected, scores.predicted, title), values)
         return {"Predictions": str(values)}
     print(f"\nBy class, on the {kept.split} split:\n{scores.table()}")
-    written = _show_confusion(output / "confusion_matrix.png", scores, title)
+    written = {}
+    if confusion := scores.confusion():
+        matrix, names = confusion
+        written["Confusion matrix"] = f"not drawn for {len(names)} classes (at most {MAX_CLASSES})"
+        if len(names) <= MAX_CLASSES:
+            path = output / "confusion_matrix.png"
+            save_png(draw_confusion(matrix, names, title), path)
+            written["Confusion matrix"] = str(path)
     if scores.confidence is not None and len(scores.confidence):
         if len(scores.confidence) >= FEWEST_TO_BIN:
             bins, error = scores.reliability()
@@ -290,25 +288,10 @@ def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
     return written
 
 
-def _show_confusion(path: Path, scores: ClassScores, title: str) -> dict[str, str]:
-    """Draw the confusion matrix, if the examples have one class each, and not too many."""
-    confusion = scores.confusion()
-    if confusion is None:
-        return {}
-    matrix, names = confusion
-    if len(names) > MAX_CLASSES:
-        message = f"not drawn for {len(names)} classes (at most {MAX_CLASSES})"
-        return {"Confusion matrix": message}
-    save_png(draw_confusion(matrix, names, title), path)
-    return {"Confusion matrix": str(path)}
-
-
 def _show_mistakes(path: Path, kept: Any) -> dict[str, str]:
     """Write the most confident mistakes, with their texts, if the examples have texts."""
-    texts = []
-    for name, kind in kept.data.features.items():
-        if getattr(kind, "dtype", None) == "string":
-            texts.append(name)
+    kinds = kept.data.features
+    texts = [name for name in kinds if getattr(kinds[name], "dtype", None) == "string"]
     if not texts:
         return {}
     from houlsby_peft.tables import defused  # only here, as the tables of a study need no torch

@@ -211,7 +211,9 @@ def evaluate(
         from run.figures import print_files, show_predicted
 
         path = Path(f"{training.output_dir}.json")
-        _keep_other(path, evaluation)
+        previous = (read_object(path) or {}).get("dataset", {}).get("name")
+        if previous and previous != evaluation["dataset"]["name"]:  # that of other data stays
+            path.replace(path.with_name(f"{path.stem}_{Path(str(previous)).name}.json"))
         write_json(path, evaluation)
         of_validation = {**scores, **evaluation.get("metrics", {})}
         data = getattr(arguments, "data", task.name)
@@ -224,13 +226,6 @@ def evaluate(
         figures = show_predicted(Path(training.output_dir), predictions, task.name)
         print_files({"Scores": str(path), **figures})
     return evaluation
-
-
-def _keep_other(path: Path, evaluation: Mapping[str, Any]) -> None:
-    """Give an evaluation on other data a name of its own, before a new one takes its place."""
-    previous = (read_object(path) or {}).get("dataset", {}).get("name")
-    if previous and previous != evaluation["dataset"]["name"]:
-        path.replace(path.with_name(f"{path.stem}_{Path(str(previous)).name}.json"))
 
 
 def versions() -> dict[str, str]:

@@ -127,8 +127,12 @@ class RecipeTrainer(ResumableTrainer):
         share = self.trainable / self.total
         log(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
         end_if_terminated()
-        if self.args.device.type == "cuda":
-            self._advise_on_gpus()
+        used, gpus = self.args.world_size, torch.cuda.device_count()
+        is_on_gpu = self.args.device.type == "cuda"
+        if is_on_gpu and used < gpus:
+            log(f"{used} of {gpus} GPUs in use; for others, see docs/distributed.md")
+        if is_on_gpu and used == 1 and not self.args.cuda_graphs:
+            log("short texts may train several times as fast with --cuda_graphs true")
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         step, steps = self.state.global_step, self.state.max_steps
         if self.args.early_stopping_patience and step < steps:
@@ -141,14 +145,6 @@ class RecipeTrainer(ResumableTrainer):
         if self._cache is not None:
             self._cache.keeps_new = False  # those of test splits, which are read once
         return output
-
-    def _advise_on_gpus(self) -> None:
-        """Say what GPUs could do faster."""
-        used, gpus = self.args.world_size, torch.cuda.device_count()
-        if used < gpus:
-            log(f"{used} of {gpus} GPUs in use; for others, see docs/distributed.md")
-        if used == 1 and not self.args.cuda_graphs:
-            log("short texts may train several times as fast with --cuda_graphs true")
 
     def cache_states(self, folder: str) -> None:
         """Let the encoder, beside which a ladder is trained, read each text once, and say how much

@@ -206,8 +206,9 @@ class RecipeTrainingArguments(TrainingArguments):
         unless the command line names another.
         """
         named = self.metric_for_best_model.removeprefix("eval_")
-        if named == "accuracy":
-            named = _accuracy_of(scores)
+        if named == "accuracy":  # of which MNLI has two, and STS-B none
+            accuracies = [name for name in scores if name.endswith("accuracy")]
+            named = (accuracies or [MAIN_METRIC])[0]
         if named not in (MAIN_METRIC, *scores):
             raise RecipeError(
                 f"--metric_for_best_model must be one of {', '.join([MAIN_METRIC, *scores])}, "
@@ -218,11 +219,3 @@ class RecipeTrainingArguments(TrainingArguments):
         training.metric_for_best_model = scores[0] if named == MAIN_METRIC else named
         training.greater_is_better = not lower_is_better(training.metric_for_best_model)
         return training
-
-
-def _accuracy_of(scores: Sequence[str]) -> str:
-    """Return the first accuracy of a task: MNLI has two, and STS-B none."""
-    for name in scores:
-        if name.endswith("accuracy"):
-            return name
-    return MAIN_METRIC

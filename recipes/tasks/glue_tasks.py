@@ -115,19 +115,15 @@ class GlueTask(Task):
         """
         if not self.predicts:
             return
+        folder = None if self.data_dir is None else Path(self.data_dir).expanduser()
         for name, test_set in TEST_SETS.items():
-            if test_set.task == self.name and not (name == "AX" and self._lacks(test_set.source)):
+            is_missing = name == "AX" and folder and not (folder / test_set.source).is_dir()
+            if test_set.task == self.name and not is_missing:
                 outputs = self._predict(name, test_set, trainer)
                 if trainer.is_world_process_zero():
                     path = Path(trainer.args.output_dir, "submission", f"{name}.tsv")
                     write_atomically(path, test_set.table(outputs).to_csv(sep="\t", index=False))
                     print(f"{path}: {len(outputs):,} predictions")
-
-    def _lacks(self, source: str) -> bool:
-        """Return whether a local data set is not at hand."""
-        if self.data_dir is None:
-            return False
-        return not (Path(self.data_dir).expanduser() / source).is_dir()
 
     def _predict(
         self, name: str, test_set: "TestSet", trainer: RecipeTrainer

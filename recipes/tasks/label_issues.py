@@ -174,9 +174,16 @@ def find_issues(states: States, targets: Numbers, texts: Sequence[Hashable]) -> 
         for message in _OF_RARE_CLASSES:
             warnings.filterwarnings("ignore", message, UserWarning)
         predicted = predict_out_of_fold(states, targets, texts)
-        if targets.ndim == 1:
-            return _compare_classes(targets, predicted)
-        return _compare_flags(targets, predicted)
+        if targets.ndim == 2:
+            return _compare_flags(targets, predicted)
+        suggestions, most_frequent = predicted.argmax(1), np.bincount(targets).max()
+        return _most_certain_first(
+            _find_wrong(targets, predicted),
+            suggestions,
+            predicted.max(1),
+            (suggestions == targets).mean(),
+            most_frequent / len(targets),
+        )
 
 
 def predict_out_of_fold(
@@ -201,17 +208,6 @@ def predict_out_of_fold(
         columns = np.ix_(held_out, classifier.classes_)
         predicted[columns] = classifier.predict_proba(states[held_out])
     return predicted
-
-
-def _compare_classes(targets: Numbers, predicted: NDArray[np.float64]) -> Issues:
-    """Return the issues of numbers of classes."""
-    suggestions = predicted.argmax(1)
-    is_right = suggestions == targets
-    is_wrong = _find_wrong(targets, predicted)
-    most_frequent = np.bincount(targets).max()
-    return _most_certain_first(
-        is_wrong, suggestions, predicted.max(1), is_right.mean(), most_frequent / len(targets)
-    )
 
 
 def _compare_flags(targets: Numbers, predicted: NDArray[np.float64]) -> Issues:

@@ -108,13 +108,9 @@ def mean_of_nine(scores: ByTask) -> float | None:
     """Return the mean of the papers' nine columns, with both of MNLI and without WNLI; None if one
     is missing.
     """
-    values = []
-    for task, name in COLUMNS.values():
-        value = scores.get(task, {}).get(name)
-        if value is None:
-            return None
-        values.append(value)
-    return mean(values)
+    values = [scores.get(task, {}).get(name) for task, name in COLUMNS.values()]
+    present = [value for value in values if value is not None]
+    return mean(present) if len(present) == len(values) else None
 
 
 def server_average(scores: ByTask) -> float | None:
@@ -247,7 +243,11 @@ class ClassScores:
         """
         if not self.present:
             return "none occurs among the labels or the predictions"
-        names = [_shorten(self.names[number]) for number in self.present]
+        names = []
+        for number in self.present:
+            name = " ".join(self.names[number].split())
+            is_long = len(name) > _MAX_NAME
+            names.append(f"{name[: _MAX_NAME - 11]}...{name[-8:]}" if is_long else name)
         report = classification_report(
             self.expected,
             self.predicted,
@@ -328,11 +328,6 @@ def score_classes(
     return ClassScores(
         labels.astype(np.int64), predicted.astype(np.int64), tuple(names), len(names), confidence
     )
-
-
-def _shorten(name: str) -> str:
-    name = " ".join(name.split())
-    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 11]}...{name[-8:]}"
 
 
 def describe_constant(name: str) -> str:

@@ -132,27 +132,22 @@ class Task(ABC):
             self.data[name] = self.encode(split, name, tokenizer, max_length)
             end_if_terminated()
         training = settle_schedule(training, len(self.data.get("train", ())))
+        # Both that MNLI has, matched and mismatched.
+        several = {}
+        for name, data in self.data.items():
+            if name.startswith("validation_"):
+                several[name.removeprefix("validation_")] = data
         return self.trainer_class(
             model=model,
             args=training,
             train_dataset=self.data.get("train"),
-            eval_dataset=self._validation(),
+            eval_dataset=several or self.data.get("validation"),
             processing_class=tokenizer,
             data_collator=self.collator(tokenizer),
             compute_metrics=self.score,
             describe=self.describe if self.labels else None,
             **self.trainer_options(cast(PreTrainedModel, model), training),
         )
-
-    def _validation(self) -> Dataset | dict[str, Dataset] | None:
-        """Return the tokens of the validation split, or of both that MNLI has, matched and
-        mismatched.
-        """
-        several = {}
-        for name, data in self.data.items():
-            if name.startswith("validation_"):
-                several[name.removeprefix("validation_")] = data
-        return several or self.data.get("validation")
 
     def trainer_options(
         self, model: PreTrainedModel, training: RecipeTrainingArguments

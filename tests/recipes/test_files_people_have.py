@@ -467,6 +467,7 @@ class TestRefused:
             (["pos", "pos", "neg"], "votes"),
             ("85%", "percentages"),
             ({"name": "x"}, "objects"),
+            ({"x": 0.9, "y": 0.1}, "a score for each class"),
         ],
     )
     def test_labels(self, label, said, tmp_path):
@@ -524,6 +525,23 @@ class TestRefused:
         rows = [{"text": text, "entities": [[0, 4, "X"]]} for text in TEXTS]
         with pytest.raises(RecipeError, match="--recipe token_classification"):
             load(write_jsonl(tmp_path / "a.jsonl", rows))
+
+    def test_pandas_makes_a_table_of_an_unknown_form(self, tmp_path, monkeypatch):
+        """The line of the error does what it says."""
+        monkeypatch.chdir(tmp_path)
+        rows = []
+        for number, text in enumerate(TEXTS):
+            answers = [{"label": {"value": "xy"[number % 2]}, "by": "a"}]
+            rows.append({"id": "1", "data": {"text": text}, "responses": answers})
+        path = write_jsonl(tmp_path / "a.jsonl", rows)
+        with pytest.raises(RecipeError, match="nearest form that is read is Label Studio's") as e:
+            load(path)
+        line = str(e.value).partition("To make a table: ")[2]
+        exec(line, {"pandas": pd, "FILE": str(path)})
+        assert labels_of(load(tmp_path / "table.csv", text_columns=["text"])) == [
+            row["responses"][0]["label"]["value"]
+            for row in sorted(rows, key=lambda row: row["data"]["text"])
+        ]
 
     def test_a_row_unlike_the_others_of_an_export(self, tmp_path):
         with pytest.raises(RecipeError, match="row 2 is not as Label Studio exports it"):
