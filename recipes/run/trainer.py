@@ -158,8 +158,12 @@ class RecipeTrainer(ResumableTrainer):
         for split in splits:
             if split is not None:
                 tokens += sum(map(len, split["input_ids"]))
-        size = tokens * cache.bytes_per_token / 1e9
-        log(f"{folder}: the encoder's states of {tokens:,} tokens, at most {size:.2f} GB")
+        size, free = tokens * cache.bytes_per_token, shutil.disk_usage(folder).free
+        kept = f"{folder}: the encoder's states of {tokens:,} tokens, at most {size / 1e9:.2f} GB"
+        if size > free / 2:
+            cache.keeps_new = False
+            kept += f", are not kept: the disk has {free / 1e9:.2f} GB left"
+        log(kept)
 
     @property
     def kept(self) -> dict[str, float]:

@@ -5,13 +5,13 @@ text_classification.py, paper_tasks.py and stream.py train with `run`.
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from numpy.typing import NDArray
 from scipy.special import expit, logit, softmax
 from sklearn.metrics import accuracy_score, f1_score
@@ -127,10 +127,12 @@ class ClassificationTask(LabeledTask):
     """A classification task. Its splits have the column `label`, unless a test split has no labels.
 
     With `weights`, the loss counts each class that much. With `scale`, the mean and the standard
-    deviation of the scores, the model learns standardized scores.
+    deviation of the scores, the model learns standardized scores. `frozen_states` are what the
+    baseline has read of texts: tasks on one table share them.
     """
 
     kind: Labels
+    frozen_states: dict[tuple[Any, ...], NDArray[np.float32]] = field(default_factory=dict)
     weights: tuple[float, ...] | None = None
     scale: tuple[float, float] | None = None
     trainer_class = ClassificationTrainer
@@ -171,22 +173,28 @@ class ClassificationTask(LabeledTask):
         # ZeRO-3 loads a model in all processes.
         if not command.arguments.baseline or is_deepspeed_zero3_enabled():
             return {}
-        encoder = FrozenEncoder.load(command, reads_last=True)
-        states, targets = {}, {}
-        for split in ("train", "validation"):
-            examples = self.splits[split]
-            tokens = self.encode(examples, "", encoder.tokenizer, command.arguments.max_length)
-            states[split] = encoder.read_texts(tokens)
-            targets[split] = np.array(list(examples["label"]), dtype=np.int64)
-        classifier = make_classifier().fit(states["train"], targets["train"])
-        outputs = np.full((len(states["validation"]), len(self.labels)), -np.inf)
-        outputs[:, classifier.classes_] = logit(classifier.predict_proba(states["validation"]))
+        train, validation = self.splits["train"], self.splits["validation"]
+        examples = concatenate_datasets([train, validation])
+        texts = rows_of(examples, self.text_columns)
+        new = [row for row, text in enumerate(texts) if text not in self.frozen_states]
+        if new:
+            encoder, max_length = FrozenEncoder.load(command, reads_last=True), self.max_length
+            tokens = self.encode(examples.select(new), "", encoder.tokenizer, max_length)
+            for row, state in zip(new, encoder.read_texts(tokens), strict=True):
+                self.frozen_states[texts[row]] = state
+        states = np.stack([self.frozen_states[text] for text in texts])
+        targets = np.array(list(examples["label"]), dtype=np.int64)
+        classifier = make_classifier().fit(states[: len(train)], targets[: len(train)])
+        probabilities = classifier.predict_proba(states[len(train) :])
+        outputs = np.full((len(validation), len(self.labels)), -np.inf)
+        outputs[:, classifier.classes_] = logit(probabilities)
         outputs = np.clip(outputs, -1e3, 1e3)
+        expected = targets[len(train) :]
         score = partial(classification_scores, problem_type=str(self.problem_type))
         baseline = {
             "method": "logistic regression on the frozen encoder",
-            "scores": score(outputs, targets["validation"]),
-            "intervals": find_intervals(score, outputs, targets["validation"]),
+            "scores": score(outputs, expected),
+            "intervals": find_intervals(score, outputs, expected),
         }
         return {"baseline": baseline}
 
@@ -223,17 +231,18 @@ class ClassificationTask(LabeledTask):
         return table.assign(predicted=self.kind.decode(outputs > 0))
 
 
-def run(command: Command, load: Callable[..., ClassificationTask] | None = None) -> dict[str, Any]:
+def run(command: Command, load: Callable[..., LabeledTask] | None = None) -> dict[str, Any]:
     """Train on the data of the command line, or score what is saved: see run/run_task.py.
 
     `load` returns the task, as `load_task` does. Return nothing if labels are only checked.
     """
     command = command.for_task(command.arguments.name)
     arguments = command.arguments
-    load = check_labels(load or partial(load_task, arguments, command.training), command)
-    if load is None:
+    load = load or partial(load_task, arguments, command.training)
+    load_checked = check_labels(load, command)
+    if load_checked is None:
         return {}
-    return run_task(ClassificationTask, load, command, files_of(arguments))
+    return run_task(ClassificationTask, load_checked, command, files_of(arguments))
 
 
 def load_task(

@@ -89,6 +89,7 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
     commands = split_command(command, columns)
     trains = command.arguments.evaluate is None and command.training.do_train
     example: Any = None
+    frozen_states: dict[tuple[Any, ...], Any] = {}
     loads: dict[str, Any] = {}
     for (task, of_task), column in zip(commands.items(), columns, strict=True):
         others = {*columns} - {column}
@@ -99,6 +100,7 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
         if trains:
             with _logging(of_task):
                 loaded = loads[task]()
+            loaded.frozen_states = frozen_states
             loads[task], example = partial(as_loaded, loaded), loaded.first_example()
             log(f"{task}: {describe_examples(loaded)}")
 

@@ -442,3 +442,4 @@ def test_a_text_for_several_tasks(folders, alone):
     assert asked.keys() == folders.keys()
     assert_as_alone([asked["tags"]], [("tags", WORDS[0])], alone)
     assert bank.ask(WORDS[0], ["topic"]).keys() == {"topic"}
+    assert bank.ask(WORDS[0], "topic").keys() == {"topic"}
