@@ -24,12 +24,7 @@ from hub_models import make_base
 GOLDEN = Path(__file__).parents[1] / "data" / "adapterhub"
 CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 # Heads that no class of transformers computes.
-REFUSED = {
-    "bert-one_layer": "The head has 1 layers with the activation 'tanh' on the hidden states",
-    "distilbert-two_layers": (
-        "The head has 2 layers with the activation 'tanh' on the hidden states"
-    ),
-}
+REFUSED = {"bert-one_layer": "1 layers", "distilbert-two_layers": "2 layers"}
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +56,12 @@ def outputs(case, adapter):
     library's.
     """
     model, has_head = case.partition("-")[0], (GOLDEN / case / "head_config.json").exists()
-    class_name = json.loads((adapter / "adapter_config.json").read_text())["auto_mapping"][
-        "base_model_class"
-    ]
-    adapted = PeftModel.from_pretrained(tiny_base(model, class_name), adapter).eval()
-    base, given = adapted.get_base_model(), inputs(model)
+    adapted = PeftModel.from_pretrained(tiny_base(model, class_of(adapter)), adapter).eval()
+    base, batch = adapted.get_base_model(), inputs(model)
     if case == "bert-choice":
-        given = {name: value.unsqueeze(0) for name, value in given.items()}
+        batch = {name: value.unsqueeze(0) for name, value in batch.items()}
     if has_head:
-        given.pop("decoder_input_ids", None)
+        batch.pop("decoder_input_ids", None)
     encoder = getattr(base, base.base_model_prefix, base)
     last = []
     if not has_head and not case.endswith("_lm"):
@@ -80,30 +72,35 @@ def outputs(case, adapter):
     for dtype in (torch.float32, torch.float64):
         adapted.to(dtype)
         with torch.no_grad(), whole_float64():
-            found = base(**given)
+            result = base(**batch)
         if last:
             yield last[-1][..., :6]
-        elif "start_logits" in found:
-            yield torch.stack([found.start_logits, found.end_logits])
+        elif "start_logits" in result:
+            yield torch.stack([result.start_logits, result.end_logits])
         else:
-            yield found.logits[..., :6]
+            yield result.logits[..., :6]
+
+
+def class_of(adapter):
+    """The class of the base model of a converted adapter."""
+    fields = json.loads((adapter / "adapter_config.json").read_text())
+    return fields["auto_mapping"]["base_model_class"]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
 def test_outputs_equal_the_librarys(case, converted):
-    expected = torch.tensor(
-        json.loads((GOLDEN / case / "expected.json").read_text()), dtype=torch.float64
-    )
+    values = json.loads((GOLDEN / case / "expected.json").read_text())
+    expected = torch.tensor(values, dtype=torch.float64)
     assert expected.std() > 0.05
     single, double = outputs(case, converted(case))
     torch.testing.assert_close(double, expected, atol=1e-10, rtol=0)
     assert (single.double() - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)
 
 
-@pytest.mark.parametrize(("case", "reason"), REFUSED.items())
-def test_heads_that_cannot_be_had_are_refused_and_can_be_left_out(case, reason, bases, tmp_path):
+@pytest.mark.parametrize(("case", "word"), REFUSED.items())
+def test_heads_that_cannot_be_had_are_refused_and_can_be_left_out(case, word, bases, tmp_path):
     base = bases / case.partition("-")[0]
-    with pytest.raises(houlsby_peft.AdapterError, match=reason):
+    with pytest.raises(houlsby_peft.AdapterError, match=word):
         houlsby_peft.convert(GOLDEN / case, tmp_path / "new", base_model=base)
     assert not list(tmp_path.iterdir())
     target = houlsby_peft.convert(GOLDEN / case, tmp_path / "new", base_model=base, with_head=False)
@@ -113,22 +110,12 @@ def test_heads_that_cannot_be_had_are_refused_and_can_be_left_out(case, reason, 
 def test_one_command_from_a_published_adapter_to_predictions(tmp_path, capsys):
     base = make_base(tmp_path / "base", hidden_size=16, num_attention_heads=2)
     target = tmp_path / "converted"
-    main(
-        [
-            "convert",
-            str(GOLDEN / "bert-pickled"),
-            str(target),
-            "--base-model",
-            str(base),
-            "--allow-pickle",
-        ]
-    )
+    command = [str(target), "--base-model", str(base), "--allow-pickle"]
+    main(["convert", str(GOLDEN / "bert-pickled"), *command])
     assert capsys.readouterr().out.endswith(f"{target}\n")
     with pytest.raises(SystemExit, match="not empty"):
-        main(["convert", str(GOLDEN / "bert-houlsby"), str(target), "--base-model", str(base)])
-    card = (target / "README.md").read_text()
-    assert "base_model: tiny/bert" in card
-    assert "bert-pickled, an adapter in AdapterHub's format" in card.replace("`", "")
+        main(["convert", str(GOLDEN / "bert-houlsby"), *command])
+    assert "base_model: tiny/bert" in (target / "README.md").read_text()
     adapter = houlsby_peft.load(target)
     predictions = adapter.predict(["A fine film.", "He waited an hour."])
     assert {prediction["label"] for prediction in predictions} <= set("abc")
@@ -138,37 +125,34 @@ def test_one_command_from_a_published_adapter_to_predictions(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "case", ["bart-houlsby", "gpt2-pfeiffer", "t5-houlsby_leave_out", "xlmr-pfeiffer_inv"]
+    ("case", "class_name"),
+    [
+        ("bart-houlsby", "BartForSequenceClassification"),
+        ("gpt2-pfeiffer", "GPT2ForTokenClassification"),
+        ("t5-houlsby_leave_out", "T5Model"),
+        ("xlmr-pfeiffer_inv", "XLMRobertaForTokenClassification"),
+    ],
 )
-def test_without_a_head_the_adapter_fits_models_with_other_heads(case, bases, tmp_path):
-    name, class_name = {
-        "bart-houlsby": ("bart", "BartForSequenceClassification"),
-        "gpt2-pfeiffer": ("gpt2", "GPT2ForTokenClassification"),
-        "t5-houlsby_leave_out": ("t5", "T5Model"),
-        "xlmr-pfeiffer_inv": ("xlmr", "XLMRobertaForTokenClassification"),
-    }[case]
-    target = houlsby_peft.convert(
-        GOLDEN / case, tmp_path / "new", base_model=bases / name, with_head=False
-    )
-    adapted = PeftModel.from_pretrained(tiny_base(name, class_name), target).eval()
-    given = {key: value[1:] for key, value in inputs(name).items()}
+def test_without_a_head_the_adapter_fits_models_with_other_heads(case, class_name, bases, tmp_path):
+    model, target = case.partition("-")[0], tmp_path / "converted"
+    houlsby_peft.convert(GOLDEN / case, target, base_model=bases / model, with_head=False)
+    adapted = PeftModel.from_pretrained(tiny_base(model, class_name), target).eval()
+    batch = {key: value[1:] for key, value in inputs(model).items()}
     with torch.no_grad():
-        found = adapted(**given)[0]
+        result = adapted(**batch)[0]
         with adapted.disable_adapter():
-            assert (adapted(**given)[0] - found).abs().max() > 1e-3
-    loaded = {key for key, _ in adapted.named_parameters() if "houlsby" in key}
-    assert len(loaded) == len(load_file(target / "adapter_model.safetensors"))
+            assert (adapted(**batch)[0] - result).abs().max() > 1e-3
+    names = [name for name, _ in adapted.named_parameters() if "houlsby" in name]
+    assert len(names) == len(load_file(target / "adapter_model.safetensors"))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "rule"), [("modernbert", "modernbert"), ("albert", "albert")]
-)
-def test_only_base_models_that_both_libraries_adapt_alike_are_converted(model_type, rule, tmp_path):
+@pytest.mark.parametrize("model_type", ["modernbert", "albert"])
+def test_only_base_models_that_both_libraries_adapt_alike_are_converted(model_type, tmp_path):
     shutil.copytree(GOLDEN / "bert-houlsby", tmp_path / "source")
     file = tmp_path / "source/adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
     AutoConfig.for_model(model_type, hidden_size=16).save_pretrained(tmp_path / "base")
-    with pytest.raises(houlsby_peft.AdapterError, match=rule):
+    with pytest.raises(houlsby_peft.AdapterError, match=model_type):
         houlsby_peft.convert(tmp_path / "source", tmp_path / "new", base_model=tmp_path / "base")
     assert not (tmp_path / "new").exists()
 
@@ -178,14 +162,11 @@ def convert_and_load():
     says.
     """
     houlsby_peft.convert("user/published", "converted", base_model="org/base", allow_pickle=True)
-    labels = [
-        prediction["label"]
-        for prediction in houlsby_peft.load("converted").predict(["Hello.", "He came."])
-    ]
+    predictions = houlsby_peft.load("converted").predict(["Hello.", "He came."])
     try:
         houlsby_peft.convert("user/published", "again")
     except houlsby_peft.AdapterError as error:
-        return labels, str(error)
+        return [prediction["label"] for prediction in predictions], str(error)
 
 
 def test_an_adapter_on_the_hub_is_converted_by_its_name(hub, tmp_path):
@@ -196,9 +177,7 @@ def test_an_adapter_on_the_hub_is_converted_by_its_name(hub, tmp_path):
     )
     labels, message = hub.call(convert_and_load, home=tmp_path / "home", token=None)
     assert set(labels) <= set("abc")
-    assert message.startswith(
-        "user/published cannot be converted: The weights are in pytorch_adapter.bin, a pickled"
-    )
+    assert "pickled" in message
     fetched = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
     assert fetched.isdisjoint({"config.py", "pytorch_model.bin"})
     assert "pytorch_adapter.bin" in fetched

@@ -10,6 +10,7 @@ import json
 import re
 import statistics
 import zlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ from houlsby_peft.hub import card as cards
 from houlsby_peft.hub.card import count_parameters, find_base, keep_written, write_card
 from houlsby_peft.hub.results import format_mean, read_report
 from houlsby_peft.saved.adapter import SavedAdapter
-from hub_models import LABELS, make_adapter, make_base
+from hub_models import LABELS, make_adapter, make_base, save_adapter
 from mutated_adapters import HOSTILE
 from tiny_models import perturb
 
@@ -51,33 +52,9 @@ RUN = {
         "rows": {"train": 1200, "validation": 300},
     },
     "epochs": [
-        {
-            "epoch": 1.0,
-            "step": 38,
-            "seconds": 4.5,
-            "loss": 0.9,
-            "accuracy": 0.71,
-            "f1": 0.7,
-            "runtime": 2.0,
-        },
-        {
-            "epoch": 2.0,
-            "step": 76,
-            "seconds": 9.1,
-            "loss": 0.5,
-            "accuracy": 0.80,
-            "f1": 0.79,
-            "runtime": 2.0,
-        },
-        {
-            "epoch": 3.0,
-            "step": 114,
-            "seconds": 13.6,
-            "loss": 0.6,
-            "accuracy": 0.78,
-            "f1": 0.77,
-            "runtime": 2.0,
-        },
+        {"epoch": 1.0, "step": 38, "seconds": 4.5, "loss": 0.9, "accuracy": 0.71, "f1": 0.7},
+        {"epoch": 2.0, "step": 76, "seconds": 9.1, "loss": 0.5, "accuracy": 0.80, "f1": 0.79},
+        {"epoch": 3.0, "step": 114, "seconds": 13.6, "loss": 0.6, "accuracy": 0.78, "f1": 0.77},
     ],
     "best_epoch": 2.0,
     "chosen_by": "accuracy",
@@ -131,11 +108,9 @@ def headings(card):
 
 
 def row(card, name):
-    return next(
-        line
-        for line in card.text.splitlines()
-        if line.startswith((f"| {name} |", f"- **{name}**:"))
-    )
+    beginnings = (f"| {name} |", f"- **{name}**:")
+    [line, *_] = [line for line in card.text.splitlines() if line.startswith(beginnings)]
+    return line
 
 
 def test_a_card_without_a_run_says_what_the_adapter_is_and_leaves_the_rest_out(adapter):
@@ -182,18 +157,12 @@ def test_a_card_of_a_run_states_its_facts_and_no_secret(adapter):
     assert card.text.index("| `seed` | 1 | 42 |") < card.text.index("| `learning_rate` | 0.0003 |")
     data = card.data.to_dict()
     assert (data["datasets"], data["metrics"]) == (["org/messages"], ["accuracy", "f1"])
-    (result,) = data["model-index"][0]["results"]
+    [result] = data["model-index"][0]["results"]
     assert result["dataset"] == {
-        "type": "org/messages",
-        "name": "Messages",
-        "config": "3",
-        "split": "validation",
+        "type": "org/messages", "name": "Messages", "config": "3", "split": "validation",
         "revision": "abc",
-    }
-    assert {metric["type"]: metric["value"] for metric in result["metrics"]} == {
-        "accuracy": 0.8,
-        "f1": 0.79,
-    }
+    }  # fmt: skip
+    assert [metric["value"] for metric in result["metrics"]] == [0.8, 0.79]
 
 
 def test_any_part_of_a_run_may_be_missing(adapter):
@@ -209,21 +178,19 @@ def test_any_part_of_a_run_may_be_missing(adapter):
 def test_several_seeds_give_mean_and_standard_error(adapter, tmp_path):
     runs = []
     for seed, accuracy in SEEDS.items():
-        epochs = [{"epoch": 1.0, "step": 38, "accuracy": accuracy}]
+        run = {**RUN, "seed": seed, "best_epoch": 1}
+        run["epochs"] = [{"epoch": 1.0, "step": 38, "accuracy": accuracy}]
+        if seed == 2:
+            run["adapter_crc32"] = zlib.crc32(adapter.weights_file.read_bytes())
         runs.append(tmp_path / f"{seed}.json")
-        own = {"adapter_crc32": zlib.crc32(adapter.weights_file.read_bytes())} if seed == 2 else {}
-        runs[-1].write_text(
-            json.dumps({**RUN, **own, "seed": seed, "epochs": epochs, "best_epoch": 1})
-        )
+        runs[-1].write_text(json.dumps(run))
     card = make_card(adapter, "user/messages", results=runs)
     mean, error = statistics.fmean(SEEDS.values()), statistics.stdev(SEEDS.values()) / 3**0.5
     assert row(card, "score") == "| score | mean ± standard error | seed 2 | seed 1 | seed 3 |"
     assert row(card, "accuracy") == (
         f"| accuracy | {mean:.3f} ± {error:.3f} | 0.840 | 0.800 | 0.790 |"
     )
-    assert card.data.to_dict()["model-index"][0]["results"][0]["metrics"][0][
-        "value"
-    ] == pytest.approx(mean)
+    assert card.data.eval_results[0].metric_value == pytest.approx(mean)
     assert "There is only one run" not in card.text
     assert format_mean([88.25, 89.15]) == "88.7 ± 0.5"  # large scores have one decimal
 
@@ -247,9 +214,8 @@ def test_further_metrics_stand_beside_the_scores(adapter):
 
 def test_the_parameters_are_those_that_the_model_trains(base, adapter, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-    trained, _ = PeftModel.from_pretrained(
-        model, adapter.folder, is_trainable=True
-    ).get_nb_trainable_parameters()
+    adapted = PeftModel.from_pretrained(model, adapter.folder, is_trainable=True)
+    trained, _ = adapted.get_nb_trainable_parameters()
     d, r, layers = 32, 4, 2
     expected = {
         "bottlenecks": 2 * layers * (2 * r * d + d + r),
@@ -258,10 +224,7 @@ def test_the_parameters_are_those_that_the_model_trains(base, adapter, tmp_path)
     }
     assert count_parameters(adapter) == expected
     assert sum(expected.values()) == trained
-    assert (
-        f"- **trained parameters**: {trained:,} (bottlenecks 1,168, "
-        in make_card(adapter, "user/x").text
-    )
+    assert f"{trained:,} (bottlenecks 1,168, " in row(make_card(adapter), "trained parameters")
     two = make_adapter(tmp_path, base, trainable_token_indices=[5, 6])
     assert count_parameters(SavedAdapter.open(two)) == {**expected, "tokens": 2 * d}
 
@@ -291,22 +254,18 @@ def test_the_options_are_those_that_differ_from_their_defaults(base, tmp_path):
     assert eval(text, {"HoulsbyConfig": lambda **options: options}) == {
         **OPTIONS, "r": 4, "positions": ("feed_forward",)
     }  # fmt: skip
-    assert (
-        "`HoulsbyConfig(r=4)`"
-        in make_card(SavedAdapter.open(make_adapter(tmp_path / "plain", base))).text
-    )
+    plain = SavedAdapter.open(make_adapter(tmp_path / "plain", base))
+    assert "`HoulsbyConfig(r=4)`" in make_card(plain).text
 
 
 @pytest.mark.parametrize(
     "kind", ["multi_label_classification", "tags", "single_label_classification"]
 )
 def test_only_classes_that_exclude_each_other_are_told_apart(kind, base, tmp_path):
-    auto_class = (
-        AutoModelForTokenClassification if kind == "tags" else AutoModelForSequenceClassification
-    )
-    options = {} if kind == "tags" else {"problem_type": kind}
-    config = HoulsbyConfig(r=4, id2label=dict(enumerate(LABELS)), **options)
-    get_peft_model(auto_class.from_pretrained(base), config).save_pretrained(tmp_path)
+    model_class, options = AutoModelForSequenceClassification, {"problem_type": kind}
+    if kind == "tags":
+        model_class, options = AutoModelForTokenClassification, {}
+    save_adapter(tmp_path, base, model_class, id2label=dict(enumerate(LABELS)), **options)
     text = make_card(SavedAdapter.open(tmp_path), base_model="org/tiny-bert", results=RUN).text
     is_choice = kind == "single_label_classification"
     assert ("to tell complaint, praise and question apart" in text) == is_choice
@@ -339,16 +298,14 @@ def of_texts(folder, **labels):
 def test_the_snippets_run_as_printed_on_a_checkpoint_with_another_head(
     labels, tmp_path, monkeypatch
 ):
-    base, options, inputs = (
-        of_images(tmp_path / "base") if labels is None else of_texts(tmp_path / "base", **labels)
-    )
+    make = of_images if labels is None else partial(of_texts, **labels)
+    base, options, inputs = make(tmp_path / "base")
     model = get_peft_model(base, HoulsbyConfig(r=4, **options)).eval()
     perturb(model)
     model.save_pretrained(tmp_path / "user" / "x")
     monkeypatch.chdir(tmp_path)
-    text = make_card(
-        SavedAdapter.open(tmp_path / "user" / "x"), "user/x", base_model="org/base"
-    ).text
+    saved = SavedAdapter.open(tmp_path / "user" / "x")
+    text = make_card(saved, "user/x", base_model="org/base").text
     snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(snippets) == (1 if labels is None else 2)
     for snippet in snippets:
@@ -400,13 +357,11 @@ def test_the_base_model_is_named_as_on_the_hub_or_not_at_all(adapter, tmp_path):
     assert find("org/tiny-bert", revision="v1") == ("org/tiny-bert", "v1")
     assert find(snapshot) == ("org/tiny-bert", commit)
     assert find(snapshot, "org/tiny-bert") == ("org/tiny-bert", commit)
-    assert find("org/tiny-bert", "org/mirror", "v1") == ("org/mirror", None), (
-        "a commit of another repository"
-    )
+    assert find("org/tiny-bert", "org/mirror", "v1") == ("org/mirror", None)
     assert find(tmp_path) == (None, None)
     assert find(tmp_path, "org/tiny-bert") == ("org/tiny-bert", None)
     for wrong in ("/home/me/bert", "runs/bert/base", "../bert"):
-        with pytest.raises(AdapterError, match="base_model must be a name on the Hub"):
+        with pytest.raises(AdapterError, match="base_model"):
             make_card(adapter, "user/messages", base_model=wrong)
 
 
@@ -423,81 +378,84 @@ def test_figures_of_the_adapter_and_of_its_run_are_shown(base, tmp_path):
     assert "![scores](../scores.png)" in text
 
 
-def test_what_is_written_around_the_generated_part_is_kept(adapter):
-    old = make_card(
+WORDS = "\n## Who\n\nWe did. [More Information Needed]\n"
+
+
+@pytest.fixture(scope="module")
+def edited(adapter):
+    """A card of a run with words around its generated part, and metadata of its own."""
+    page = make_card(
         adapter, "user/messages", results=RUN, metadata={"license": "mit", "tags": ["mine"]}
     ).content
-    old = old.replace("license: mit", "license: cc-by-4.0\nthumbnail: me.png").replace(
-        "# messages", "# Edited"
-    )
-    begin, end = (
-        old.index("<!-- Generated"),
-        old.index("part. -->\n", old.index("<!-- End")) + len("part. -->\n"),
-    )
-    words = "\n## Who\n\nWe did. [More Information Needed]\n"
-    edited = f"{old[:begin]}![badge](a.png)\n\n{old[begin:end]}{words}"
-    new = make_card(adapter, "user/messages")
-    for text in (edited, edited.replace("\n", "\r\n")):
-        kept = keep_written(new, [text])
-        assert kept.text == f"\n![badge](a.png)\n\n{new.text.strip()}\n{words}"
-        data = kept.data.to_dict()
-        assert (data["license"], data["thumbnail"]) == ("cc-by-4.0", "me.png")
-        assert data["tags"] == ["adapter", "houlsby", "mine", "peft"]
-        assert "model-index" not in data, "scores of weights that are no more"
-        assert keep_written(new, [kept.content]).content == kept.content
-    assert (
-        keep_written(make_card(adapter, metadata={"license": "mit"}), [edited]).data.license
-        == "mit"
-    )
-    # The first card with words of its own counts; metadata come from both.
-    other = f"---\nlicense: mit\nthumbnail: no.png\ninference: false\n---\n\n{new.text}\nAnother.\n"
-    both = keep_written(new, [new.content, edited, other])
-    assert "We did." in both.text
-    assert "Another." not in both.text
-    assert (both.data.thumbnail, both.data.inference) == ("me.png", False)
+    page = page.replace("license: mit", "license: cc-by-4.0\nthumbnail: me.png")
+    page = page.replace("# messages", "# Edited")
+    return page.replace("<!-- Generated", "![badge](a.png)\n\n<!-- Generated") + WORDS
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_what_is_written_around_the_generated_part_is_kept(line_end, edited, adapter):
+    update = make_card(adapter, "user/messages")
+    card = keep_written(update, [edited.replace("\n", line_end)])
+    assert card.text == f"\n![badge](a.png)\n\n{update.text.strip()}\n{WORDS}"
+    data = card.data.to_dict()
+    assert (data["license"], data["thumbnail"]) == ("cc-by-4.0", "me.png")
+    assert data["tags"] == ["adapter", "houlsby", "mine", "peft"]
+    assert "model-index" not in data, "scores of weights that are no more"
+    assert keep_written(update, [card.content]).content == card.content
+
+
+def test_metadata_that_are_given_come_before_those_of_the_page(edited, adapter):
+    update = make_card(adapter, metadata={"license": "mit"})
+    assert keep_written(update, [edited]).data.license == "mit"
+
+
+def test_of_several_pages_the_first_one_with_words_counts_and_metadata_come_from_all(
+    edited, adapter
+):
+    update = make_card(adapter, "user/messages")
+    metadata = "license: mit\nthumbnail: no.png\ninference: false"
+    later = f"---\n{metadata}\n---\n\n{update.text}\nAnother.\n"
+    card = keep_written(update, [update.content, edited, later])
+    assert "We did." in card.text
+    assert "Another." not in card.text
+    assert (card.data.thumbnail, card.data.inference) == ("me.png", False)
 
 
 def test_a_card_from_elsewhere_follows_the_generated_part_unless_it_is_a_template(adapter):
-    new = make_card(adapter, "user/messages")
-    assert (
-        keep_written(new, ["---\nlicense: mit\n---\n# Mine\n"]).text.strip()
-        == f"{new.text.strip()}\n\n# Mine"
-    )
+    update = make_card(adapter, "user/messages")
+    card = keep_written(update, ["---\nlicense: mit\n---\n# Mine\n"])
+    assert card.text.strip() == f"{update.text.strip()}\n\n# Mine"
     template = ModelCard.from_template(ModelCardData()).content
-    assert keep_written(new, [template]).content == keep_written(new, []).content
+    assert keep_written(update, [template]).content == keep_written(update, []).content
+
+
+def aliases(level, first, form):
+    """Metadata of a few lines that repeat the first one ten times in each of so many levels."""
+    lines = [f"a0: &a0 {first}"]
+    for number in range(level):
+        repeated = ", ".join([f"*a{number}"] * 10)
+        lines.append(f"a{number + 1}: &a{number + 1} {form.format(repeated)}")
+    return "\n".join(lines)
 
 
 def nested_aliases(level):
-    """Metadata of a few lines: a list of ten lists of ten lists, and so on."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    for number in range(level):
-        aliases = ", ".join([f"*a{number}"] * 10)
-        lines.append(f"a{number + 1}: &a{number + 1} [{aliases}]")
-    return "\n".join(lines)
-
-
-def merged_aliases(level):
-    lines = ["a0: &a0 {x: 1}"]
-    for number in range(level):
-        aliases = ", ".join([f"*a{number}"] * 10)
-        lines.append(f"a{number + 1}: &a{number + 1} {{<<: [{aliases}]}}")
-    return "\n".join(lines)
+    return aliases(level, "[x, x, x, x, x, x, x, x, x, x]", "[{}]")
 
 
 @pytest.mark.parametrize(
-    ("metadata", "message"),
+    ("metadata", "word"),
     [
-        (f"{nested_aliases(30)}\ntags: *a30", "aliases repeat more"),
-        (merged_aliases(30), "aliases repeat more"),
-        ("tags: &a [*a]", "aliases repeat more"),
-        ("tags: [", r"The metadata of README.md must be YAML\. "),
-        ("tags: !!python/name:os.system", r"The metadata of README.md must be YAML\. "),
+        (f"{nested_aliases(30)}\ntags: *a30", "aliases"),
+        (aliases(30, "{x: 1}", "{{<<: [{}]}}"), "aliases"),
+        ("tags: &a [*a]", "aliases"),
+        ("tags: [", "YAML"),
+        ("tags: !!python/name:os.system", "YAML"),
         (f"tags: {'[' * 5000}{']' * 5000}", "deep"),
     ],
     ids=["nested", "merged", "itself", "no YAML", "code", "brackets"],
 )
-def test_metadata_that_cannot_be_written_out_are_refused(adapter, metadata, message):
-    with pytest.raises(AdapterError, match=message):
+def test_metadata_that_cannot_be_written_out_are_refused(adapter, metadata, word):
+    with pytest.raises(AdapterError, match=word):
         keep_written(make_card(adapter), [f"---\n{metadata}\n---\nMine.\n"])
 
 
@@ -510,14 +468,34 @@ def test_metadata_may_have_aliases(adapter):
 
 def elements(markdown_it, text):
     """Return the elements of a page in order, without its text."""
-    tokens = [
-        inner for token in markdown_it.parse(text) for inner in [token, *(token.children or [])]
-    ]
-    return [
-        (token.type, token.tag)
-        for token in tokens
-        if token.type not in ("text", "text_special", "softbreak")
-    ]
+    kinds = []
+    for token in markdown_it.parse(text):
+        for part in [token, *(token.children or [])]:
+            if part.type not in ("text", "text_special", "softbreak"):
+                kinds.append((part.type, part.tag))
+    return kinds
+
+
+def card_with(words, folder):
+    """The card of an adapter and a run in which everything from outside is called like this."""
+    path = folder / "adapter_config.json"
+    fields = json.loads(path.read_text())
+    fields["recorded"]["id2label"] = {"0": words, "1": "b"}
+    path.write_text(json.dumps(fields | {"id2label": None, "revision": words}))
+    names = {"name": words, "config": words, "split": words, "rows": {words: 3}}
+    run = {
+        **RUN,
+        "dataset": {**RUN["dataset"], **names},
+        "epochs": [{**epoch, words: 0.5} for epoch in RUN["epochs"]],
+        "test": {words: 0.1},
+        "hardware": words,
+        "versions": {words: words},
+        "arguments": {"optim": words},
+        "command": words,
+        "chosen_by": words,
+    }
+    saved = SavedAdapter.open(folder)
+    return make_card(saved, "user/messages", results=run, example=words, answer=[words])
 
 
 def test_names_from_outside_do_not_change_the_page(base, tmp_path):
@@ -525,43 +503,15 @@ def test_names_from_outside_do_not_change_the_page(base, tmp_path):
         "gfm-like", {"linkify": False, "html": True}
     )
     folder = make_adapter(tmp_path, base)
-    path = folder / "adapter_config.json"
-    config = json.loads(path.read_text())
-
-    def card(words):
-        labels = {
-            "recorded": config["recorded"] | {"id2label": {"0": words, "1": "b"}},
-            "id2label": None,
-        }
-        path.write_text(json.dumps(config | labels | {"revision": words}))
-        run = {
-            **RUN,
-            "dataset": RUN["dataset"]
-            | {"name": words, "config": words, "split": words, "rows": {words: 3}},
-            "epochs": [{**row, words: 0.5} for row in RUN["epochs"]],
-            "test": {words: 0.1},
-            "hardware": words,
-            "versions": {words: words},
-            "arguments": {"optim": words},
-            "command": words,
-            "chosen_by": words,
-        }
-        return make_card(
-            SavedAdapter.open(folder), "user/messages", results=run, example=words, answer=[words]
-        )
-
-    expected = elements(markdown_it, card("harmless").text)
+    expected = elements(markdown_it, card_with("harmless", folder).text)
     for text in [*HOSTILE, "<!-- End of the generated part. -->"]:
-        page = card(text)
+        page = card_with(text, folder)
         assert elements(markdown_it, page.text) == expected, text
-        rendered = [
-            line for line in markdown_it.render(page.text).splitlines() if "<strong>classes" in line
-        ]
-        assert (
-            html.unescape(re.sub(r"<[^>]*>", "", rendered[0])) == f"classes: {shortened(text)}, b"
-        )
+        [classes, *_] = re.findall("<strong>classes.*", markdown_it.render(page.text))
+        visible = html.unescape(re.sub(r"<[^>]*>", "", classes))
+        assert visible == f"classes: {shortened(text)}, b"
         assert page.data.eval_results[0].dataset_name == text
         assert ModelCard(page.content).data.to_dict() == page.data.to_dict()
         # What is generated is recognized as such on the next update.
-        new = make_card(SavedAdapter.open(folder))
-        assert keep_written(new, [page.content]).text == keep_written(new, []).text, text
+        update = make_card(SavedAdapter.open(folder))
+        assert keep_written(update, [page.content]).text == keep_written(update, []).text, text

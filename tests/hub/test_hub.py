@@ -34,15 +34,10 @@ NEW_TEXTS = [
     "Is the menu in town?",
     "A quick train to the coast, wonderful.",
 ]
+DATASET = {"id": "org/messages", "name": "Messages", "config": "short", "revision": "abc123"}
 RESULTS = {
     "seed": 1,
-    "dataset": {
-        "id": "org/messages",
-        "name": "Messages",
-        "config": "short",
-        "split": "test",
-        "revision": "abc123",
-    },
+    "dataset": {**DATASET, "split": "test"},
     "epochs": [{"epoch": 1.0, "step": 20, "accuracy": 0.75}],
 }
 
@@ -149,23 +144,17 @@ def serve_revisions(name, first):
     def predict():
         return [bank.predict([(task, text) for text in NEW_TEXTS]) for task in ("pinned", "latest")]
 
-    before, unchanged = predict(), bank.reload("latest")
-    own = Path("next")
-    shutil.copytree(snapshot_download(name), own)
-    weights = load_file(own / SAFETENSORS_WEIGHTS_NAME)
+    predictions, reloads = [predict()], [bank.reload("latest")]
+    folder = Path("next")
+    shutil.copytree(snapshot_download(name), folder)
+    weights = load_file(folder / SAFETENSORS_WEIGHTS_NAME)
     # Logits of the opposite sign.
     heads = {key: -weight for key, weight in weights.items() if "classifier" in key}
-    save_file(weights | heads, own / SAFETENSORS_WEIGHTS_NAME)
-    HfApi().upload_folder(repo_id=name, folder_path=own)
-    kept = predict()
-    reloaded = [bank.reload(task) for task in ("pinned", "latest")]
-    return {
-        "before": before,
-        "unchanged": unchanged,
-        "kept": kept,
-        "reloaded": reloaded,
-        "after": predict(),
-    }
+    save_file(weights | heads, folder / SAFETENSORS_WEIGHTS_NAME)
+    HfApi().upload_folder(repo_id=name, folder_path=folder)
+    predictions.append(predict())
+    reloads += [bank.reload(task) for task in ("pinned", "latest")]
+    return [*predictions, predict()], reloads
 
 
 def replace_by_another(name, bases):
@@ -175,8 +164,9 @@ def replace_by_another(name, bases):
     for base in bases:
         model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
         tokenizer = AutoTokenizer.from_pretrained(base)
-        own = tokenizer if base == bases[0] else None
-        houlsby_peft.push_to_hub(get_peft_model(model, HoulsbyConfig(r=4)), name, tokenizer=own)
+        pushed = tokenizer if base == bases[0] else None
+        adapted = get_peft_model(model, HoulsbyConfig(r=4))
+        houlsby_peft.push_to_hub(adapted, name, tokenizer=pushed)
     return {
         "trained": tokenizer(NEW_TEXTS).input_ids,
         "loaded": houlsby_peft.load(name).tokenizer(NEW_TEXTS).input_ids,
@@ -225,17 +215,15 @@ def test_a_new_process_with_an_empty_cache_gets_the_same_logits_and_labels(hub, 
     for way, logits in pulled["logits"].items():
         assert logits == pushed["logits"], way
     assert pulled["labels"] == list(LABELS)
-    expected = torch.tensor(pushed["logits"]).softmax(-1)
-    assert [found["label"] for found in pulled["predicted"]] == [
-        LABELS[i] for i in expected.argmax(-1)
-    ]
-    assert [found["score"] for found in pulled["predicted"]] == pytest.approx(
-        expected.amax(-1).tolist(), rel=1e-5
-    )
-    assert [found["label"] for found in pulled["pipeline"]] == [
-        found["label"] for found in pulled["predicted"]
-    ]
-    assert {found["label"] for found in pulled["all_labels"]} == set(LABELS)
+    for row, result, of_pipeline in zip(
+        torch.tensor(pushed["logits"]).softmax(-1),
+        pulled["predicted"],
+        pulled["pipeline"],
+        strict=True,
+    ):
+        assert result["label"] == of_pipeline["label"] == LABELS[row.argmax()]
+        assert result["score"] == pytest.approx(row.max().item(), rel=1e-5)
+    assert {result["label"] for result in pulled["all_labels"]} == set(LABELS)
     assert pulled["revision"] == hub.store.repos[BASE].head.oid
 
     offline = hub.call(load_offline, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1")
@@ -254,17 +242,19 @@ def test_an_adapter_that_peft_has_downloaded_loads_offline_with_the_tokenizer_of
 
 def test_tasks_of_a_bank_have_their_revisions_until_they_are_reloaded(hub, pushed, home):
     first = hub.add("user/served", hub.store.repos["user/messages"].head.files).head.oid
-    found = hub.call(serve_revisions, "user/served", first, home=home)
-    old = torch.tensor(pushed["logits"])
-    assert [[one["label"] for one in task] for task in found["before"]] == [
-        [LABELS[i] for i in old.argmax(-1)]
-    ] * 2
-    assert found["unchanged"] is False
-    assert found["kept"] == found["before"]
-    assert found["reloaded"] == [False, True]
-    pinned, latest = found["after"]
-    assert pinned == found["before"][0]
-    assert [one["label"] for one in latest] == [LABELS[i] for i in old.argmin(-1)]
+    predictions, reloads = hub.call(serve_revisions, "user/served", first, home=home)
+    loaded, after_commit, after_reload = predictions
+    logits = torch.tensor(pushed["logits"])
+    largest = [LABELS[number] for number in logits.argmax(-1)]
+    smallest = [LABELS[number] for number in logits.argmin(-1)]
+    assert labels(loaded) == labels(after_commit) == [largest, largest]
+    assert reloads == [False, False, True]
+    assert labels(after_reload) == [largest, smallest]
+
+
+def labels(predictions):
+    """The labels of the results of each task."""
+    return [[result["label"] for result in results] for results in predictions]
 
 
 def test_a_ladder_names_the_commit_of_the_adapter_beneath_it(hub, pushed, home, tmp_path):
@@ -295,39 +285,29 @@ def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):
         "initial commit",
         "Upload Houlsby adapter",
     ]
-    own = {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "README.md",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    assert set(repo.head.files) == {".gitattributes", *own}
+    files = {".gitattributes", "README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert repo.head.files.keys() == files | {"tokenizer.json", "tokenizer_config.json"}
     assert repo.private
     assert pushed["url"] == f"{hub.url}/user/messages/commit/{repo.head.oid}"
     assert pushed["still_training"]
     weights = load(repo.head.files["adapter_model.safetensors"])
-    assert {tuple(weights[key].shape) for key in weights if key.endswith("down_proj.weight")} == {
-        (8, 32)
-    }
-    text = b"".join(
-        content for path, content in repo.head.files.items() if not path.endswith("safetensors")
-    )
-    assert str(Path.home()).encode() not in text
-    assert b"/tmp/" not in text
+    for key, weight in weights.items():
+        assert "down_proj.weight" not in key or weight.shape == (8, 32)
+    for path, content in repo.head.files.items():
+        if not path.endswith("safetensors"):
+            assert str(Path.home()).encode() not in content
+            assert b"/tmp/" not in content
 
 
 def test_a_push_without_a_tokenizer_leaves_none_of_an_earlier_push(hub, pushed, home, tmp_path):
-    other = make_base(tmp_path / "other", seed=1)
-    vocabulary = json.loads((other / "tokenizer.json").read_text())["model"]["vocab"]
-    words = sorted(
-        vocabulary,
-        key=lambda word: vocabulary[word] if vocabulary[word] < 5 else 1000 - vocabulary[word],
-    )
-    BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(other)
-    hub.add("org/other", other)
-    found = hub.call(replace_by_another, "user/replaced", [BASE, "org/other"], home=home)
-    assert found["loaded"] == found["trained"]
+    base = make_base(tmp_path / "other", seed=1)
+    vocabulary = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
+    backwards = sorted(vocabulary, key=lambda word: (not word.startswith("["), -vocabulary[word]))
+    numbers = {word: number for number, word in enumerate(backwards)}
+    BertTokenizer(vocab=numbers).save_pretrained(base)
+    hub.add("org/other", base)
+    tokens = hub.call(replace_by_another, "user/replaced", [BASE, "org/other"], home=home)
+    assert tokens["loaded"] == tokens["trained"]
     assert not [name for name in hub.store.repos["user/replaced"].head.files if "token" in name]
 
 
@@ -342,9 +322,7 @@ def test_a_recipe_pushes_what_it_saved_in_place_of_the_trainer(hub, pushed):
     )
     saved = json.loads(by_recipe.head.files["adapter_config.json"])
     assert saved["revision"] == hub.store.repos[BASE].head.oid
-    assert saved["recorded"]["id2label"] == {
-        str(number): name for number, name in enumerate(LABELS)
-    }
+    assert [*saved["recorded"]["id2label"].values()] == [*LABELS]
     assert plan_push(TrainingArguments("runs"), BASE) is None
 
 

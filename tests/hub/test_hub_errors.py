@@ -63,27 +63,27 @@ def push_and_load_wrongly(folder, other_base):
     }
 
 
-# The error's class and subject are ours, and what follows is the client's.
+# The class of each error, what it is about, and a word of the rule or of the client's reason.
 EXPECTED = {
-    "no token": "HubError: user/a: .*no token found",
-    "wrong token": "HubError: user/a: Invalid user token",
-    "token that may only read": "HubError: user/a: the token is read-only; create one with write",
-    "no right to create": "HubError: other/new: .*403.*rights to create a model",
-    "no right to write": "HubError: other/theirs: .*403.*rights to write",
+    "no token": "HubError: user/a: .*token",
+    "wrong token": "HubError: user/a: .*token",
+    "token that may only read": "HubError: user/a: .*read-only",
+    "no right to create": "HubError: other/new: .*403",
+    "no right to write": "HubError: other/theirs: .*403",
     "impossible name": "HubError: user/a b: .*Repo id",
     "reserved name": "HubError: user/admin: .*reserved",
-    "private to public": "HubError: user/public is public, so a private push to it is refused",
-    "whole model": "HubError: org/tiny-bert contains a whole model",
-    "local base": "AdapterError: base_model must be a name on the Hub",
+    "private to public": "HubError: user/public .*public",
+    "whole model": "HubError: org/tiny-bert .*whole model",
+    "local base": "AdapterError: base_model",
     "license that the Hub does not know": "ValueError: .*license",
-    "no repository": "HubError: user/nothing is no folder.*: .*Repository Not Found",
-    "private": "HubError: other/private is no folder.*: .*Repository Not Found",
-    "private, without token": "HubError: other/private is no folder.*: .*Repository Not Found",
-    "forbidden": "HubError: user/forbidden is no folder.*: .*403",
-    "no revision": "HubError: user/public is no folder.*: .*Revision Not Found",
-    "no folder": "HubError: ./nothing is no folder, and on the Hub: Repo id must",
-    "other base": "AdapterError: .*'default' was trained on the base model 'org/tiny-bert' and is",
-    "no base on the Hub": "HubError: The base model org/no-such-model: .*Repository Not Found",
+    "no repository": "HubError: user/nothing .*Not Found",
+    "private": "HubError: other/private .*Not Found",
+    "private, without token": "HubError: other/private .*Not Found",
+    "forbidden": "HubError: user/forbidden .*403",
+    "no revision": "HubError: user/public .*Revision",
+    "no folder": "HubError: ./nothing .*Repo id",
+    "other base": "AdapterError: .*org/tiny-bert",
+    "no base on the Hub": "HubError: .*org/no-such-model: .*Not Found",
     "base from another repository": "ok: ",
     "right after all that": "ok: ",
 }
@@ -117,16 +117,14 @@ def test_each_mistake_gives_one_clear_line(hub, base, adapter, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": "0" * 40}))
     hub.add("user/recorded", recorded)
     hub.add("org/mirror", base)
-    other = make_base(tmp_path / "other", seed=9)
+    other_base = make_base(tmp_path / "other", seed=9)
     hub.faults.append(Fault("GET", "user/forbidden", 403, times=9))
-    folders = [str(adapter), str(other)]
+    folders = [str(adapter), str(other_base)]
     outcomes = hub.call(push_and_load_wrongly, *folders, home=tmp_path / "home", token=None)
     hub.faults.clear()
-    found = {case: f"{kind}: {message}" for case, (kind, message) in outcomes.items()}
-    assert [
-        text for case, text in found.items() if not re.match(EXPECTED[case] + "[^\n]*$", text)
-    ] == []
-    assert set(found) == set(EXPECTED)
+    assert outcomes.keys() == EXPECTED.keys()
+    for case, (kind, message) in outcomes.items():
+        assert re.fullmatch(f"{EXPECTED[case]}[^\n]*", f"{kind}: {message}"), message
     # A refusal leaves no empty repository.
     assert not {"user/a", "user/license"} & set(hub.store.repos)
     assert len(hub.store.repos["other/theirs"].commits) == 1
@@ -176,10 +174,8 @@ def test_a_broken_upload_leaves_no_half_commit_and_a_retry_succeeds(hub, base, h
             assert kind == "HubError", (case, message)
         messages = [commit.message for commit in repo.commits if commit.message != "someone else's"]
         assert messages == ["initial commit", "Upload Houlsby adapter"], case
-        assert (
-            repo.head.files["adapter_model.safetensors"]
-            == (folders[number] / "adapter_model.safetensors").read_bytes()
-        )
+        weights = folders[number] / "adapter_model.safetensors"
+        assert repo.head.files[weights.name] == weights.read_bytes()
 
 
 def push_model_without_a_right(base):
@@ -217,12 +213,9 @@ def test_links_to_files_are_followed_in_the_folder_that_the_user_names(
         (linked / path.name).symlink_to(path)
     outcomes = hub.call(push_links, "user/first", str(linked), home=home)
     assert [kind for kind, _ in outcomes] == ["ok", "ok"], outcomes
+    weights = adapter / "adapter_model.safetensors"
     for name in ("user/again", "user/dvc"):
-        pushed = hub.store.repos[name].head.files
-        assert (
-            pushed["adapter_model.safetensors"]
-            == (adapter / "adapter_model.safetensors").read_bytes()
-        )
+        assert hub.store.repos[name].head.files[weights.name] == weights.read_bytes()
 
 
 def read_configuration(name):
@@ -249,8 +242,8 @@ def push_with_a_cached_base(folder, older):
     only = _attempt(houlsby_peft.push_to_hub, folder, "user/only")
     base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3, revision=older)
     get_peft_model(base, HoulsbyConfig(r=4), revision=older).save_pretrained("given")
-    given = _attempt(houlsby_peft.push_to_hub, "given", "user/given")
-    return [only, _attempt(houlsby_peft.push_to_hub, folder, "user/unknown"), given]
+    with_revision = _attempt(houlsby_peft.push_to_hub, "given", "user/given")
+    return [only, _attempt(houlsby_peft.push_to_hub, folder, "user/unknown"), with_revision]
 
 
 def test_a_push_records_the_commit_of_the_base_model_only_if_it_is_known(
@@ -258,13 +251,12 @@ def test_a_push_records_the_commit_of_the_base_model_only_if_it_is_known(
 ):
     older = hub.store.repos[BASE].head.oid
     newest = hub.store.repos[BASE].commit("newer", {"notes.md": b"A note."}).oid
-    before = (adapter / "adapter_config.json").read_bytes()
+    config = (adapter / "adapter_config.json").read_bytes()
     outcomes = hub.call(push_with_a_cached_base, str(adapter), older, home=tmp_path / "home")
     assert [kind for kind, _ in outcomes] == ["ok"] * 3, outcomes
-    assert (adapter / "adapter_config.json").read_bytes() == before
+    assert (adapter / "adapter_config.json").read_bytes() == config
     for name, commit in (("only", newest), ("unknown", None), ("given", older)):
         pushed = hub.store.repos[f"user/{name}"].head.files
         assert json.loads(pushed["adapter_config.json"])["revision"] == commit
-        assert (f"- **revision**: `{commit}`" in pushed["README.md"].decode()) == (
-            commit is not None
-        )
+        is_on_page = f"- **revision**: `{commit}`" in pushed["README.md"].decode()
+        assert is_on_page == (commit is not None)

@@ -12,20 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from peft import get_peft_model
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 import houlsby_peft
-from houlsby_peft import HoulsbyConfig
 from houlsby_peft.tables import read_table, write_table
 from houlsby_peft_cli import main
-from hub_models import LABELS, TEXTS, make_adapter
-from tiny_models import perturb
+from hub_models import LABELS, TEXTS, make_adapter, save_adapter
 
 
 ROWS = [
@@ -68,18 +60,20 @@ def read(path: Path, separator: str = ",") -> list[dict]:
 
 
 def predict(adapter: Path, source: Path, target: Path, *flags: object) -> list[dict]:
-    main(
-        ["predict", str(adapter), "--file", str(source), "--output", str(target), *map(str, flags)]
-    )
+    words = ["--file", str(source), "--output", str(target), *map(str, flags)]
+    main(["predict", str(adapter), *words])
     assert not target.with_name(f"{target.name}.part").exists()
     return read(target, "\t" if target.suffix == ".tsv" else ",")
 
 
 def assert_alike(rows, results):
-    assert [row["label"] for row in rows] == [result["label"] for result in results]
-    assert [float(row["score"]) for row in rows] == pytest.approx(
-        [each["score"] for each in results], abs=2e-6
-    )
+    for row, result in zip(rows, results, strict=True):
+        assert row["label"] == result["label"]
+        assert float(row["score"]) == pytest.approx(result["score"], abs=2e-6)
+
+
+def without(row, *names):
+    return {name: value for name, value in row.items() if name not in names}
 
 
 @pytest.mark.parametrize(
@@ -95,17 +89,17 @@ def test_every_format_keeps_the_columns_and_adds_the_predictions(
     source, target, adapter, predictor, tmp_path, capsys
 ):
     options = {"delimiter": "\t"} if source == "in.tsv" else {}
-    found = predict(
-        adapter, write(tmp_path / source, ROWS, **options), tmp_path / target, "--batch_size", 2
-    )
-    assert [{name: row[name] for name in ROWS[0]} for row in found] == ROWS
-    assert list(found[0]) == [*ROWS[0], "label", "score"]
-    assert_alike([row for row in found if row["Message"]], predictor.predict(WITH_TEXT))
-    assert (found[2]["label"] or None, found[2]["score"] or None) == (None, None)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "text: Message" in said.err
-    assert "1 of 4 rows have no text" in said.err
+    written = write(tmp_path / source, ROWS, **options)
+    rows = predict(adapter, written, tmp_path / target, "--batch_size", 2)
+    assert [without(row, "label", "score") for row in rows] == ROWS
+    assert list(rows[0]) == [*ROWS[0], "label", "score"]
+    assert_alike([row for row in rows if row["Message"]], predictor.predict(WITH_TEXT))
+    assert not rows[2]["label"]
+    assert not rows[2]["score"]
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "text: Message" in output.err
+    assert "1 of 4 rows" in output.err
 
 
 def test_types_of_json_lines_are_kept(adapter, tmp_path):
@@ -113,14 +107,12 @@ def test_types_of_json_lines_are_kept(adapter, tmp_path):
         {"text": "a", "n": 1, "tags": ["x"], "big": 1.5, "id": 2**60},
         {"text": "b", "n": 2, "other": True},
     ]
-    kept = predict(adapter, write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
-    assert [
-        {name: row[name] for name in given} for given, row in zip(rows, kept, strict=True)
-    ] == rows
-    plain = predict(adapter, tmp_path / "in.jsonl", tmp_path / "out.csv")
-    assert [(row["n"], row["tags"], row["big"], row["other"]) for row in plain] == [
-        ("1", '["x"]', "1.5", ""), ("2", "", "", "true")
-    ]  # fmt: skip
+    typed = predict(adapter, write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
+    for typed_row, row in zip(typed, rows, strict=True):
+        assert typed_row | row == typed_row
+    first, second = predict(adapter, tmp_path / "in.jsonl", tmp_path / "out.csv")
+    assert (first["n"], first["tags"], first["big"], first["other"]) == ("1", '["x"]', "1.5", "")
+    assert (second["n"], second["tags"], second["other"]) == ("2", "", "true")
 
 
 def test_the_best_classes(adapter, predictor, tmp_path):
@@ -130,8 +122,9 @@ def test_the_best_classes(adapter, predictor, tmp_path):
     assert list(wide[0])[3:] == ["label_1", "score_1", "label_2", "score_2"]
     listed = predict(adapter, source, tmp_path / "out.jsonl", "--top-k", 9)
     for result, row, line in zip(whole, wide, listed, strict=True):
-        assert [row["label_1"], row["label_2"]] == [item["label"] for item in result[:2]]
-        assert [item["label"] for item in line["predictions"]] == [item["label"] for item in result]
+        labels = [item["label"] for item in result]
+        assert [row["label_1"], row["label_2"]] == labels[:2]
+        assert [item["label"] for item in line["predictions"]] == labels
 
 
 def test_a_column_that_is_there_already_is_not_overwritten(adapter, tmp_path):
@@ -142,12 +135,8 @@ def test_a_column_that_is_there_already_is_not_overwritten(adapter, tmp_path):
     for task in ("Label", "Label_score"):
         shutil.copytree(adapter, tmp_path / "bank" / task)
     (row,) = predict(tmp_path / "bank", tmp_path / "in.csv", tmp_path / "bank.csv")
-    assert list(row)[3:] == [
-        "predicted_Label",
-        "Label_score",
-        "predicted_Label_score",
-        "Label_score_score",
-    ]
+    predicted = ["predicted_Label", "Label_score", "predicted_Label_score", "Label_score_score"]
+    assert list(row)[3:] == predicted
     assert row["Label"] == "mine"
 
 
@@ -156,31 +145,29 @@ def test_a_label_is_not_a_formula_of_a_spreadsheet(tmp_path):
     table = read_table(write(tmp_path / "in.csv", [{"text": "=1+(1)"}] * len(labels)))
     rows = [{"text": "=1+(1)", "label": label} for label in labels]
     write_table(tmp_path / "out.csv", rows, table, ["label"])
-    found = read(tmp_path / "out.csv")
-    assert [row["label"] for row in found] == ["'=cmd|' /C calc'!A0", "'@SUM(1)", "-", "=1", "- 5"]
-    assert {row["text"] for row in found} == {"=1+(1)"}, "the user's own column is kept"
+    escaped = ["'=cmd|' /C calc'!A0", "'@SUM(1)", "-", "=1", "- 5"]
+    for row, label in zip(read(tmp_path / "out.csv"), escaped, strict=True):
+        assert row == {"text": "=1+(1)", "label": label}, "the user's own column is kept"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_the_separator_and_the_encoding_are_found(encoding, separator, tmp_path):
     rows = [{"id": str(i), "text": f"größe, {i}; a|b\nc"} for i in range(5)]
-    quoting = csv.QUOTE_ALL
-    table = read_table(
-        write(tmp_path / "in.csv", rows, delimiter=separator, encoding=encoding, quoting=quoting)
-    )
+    options = {"delimiter": separator, "encoding": encoding, "quoting": csv.QUOTE_ALL}
+    table = read_table(write(tmp_path / "in.csv", rows, **options))
     assert (table.separator, table.encoding, table.rows) == (separator, encoding, rows)
 
 
-def test_quotation_marks_of_tab_separated_files_are_text_unless_they_quote(tmp_path):
-    for text, expected in (
-        ('a "b" c', 'a "b" c'),
-        ('"a', '"a'),
-        ('"a ""b"""', 'a "b"'),
-        ('"a\nb"', "a\nb"),
-    ):
-        (tmp_path / "in.tsv").write_text(f"id\ttext\n1\t{text}\n")
-        assert read_table(tmp_path / "in.tsv").rows == [{"id": "1", "text": expected}]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('a "b" c', 'a "b" c'), ('"a', '"a'), ('"a ""b"""', 'a "b"'), ('"a\nb"', "a\nb")],
+)
+def test_quotation_marks_of_tab_separated_files_are_text_unless_they_quote(
+    text, expected, tmp_path
+):
+    (tmp_path / "in.tsv").write_text(f"id\ttext\n1\t{text}\n")
+    assert read_table(tmp_path / "in.tsv").rows == [{"id": "1", "text": expected}]
 
 
 def test_columns_without_a_name(tmp_path):
@@ -199,15 +186,13 @@ def test_a_pair_comes_from_two_columns_and_needs_one_of_its_texts(
 ):
     texts = [text for text, _ in TEXTS[:2]]
     pairs = [(texts[0], texts[1]), ("", texts[1]), (None, texts[0]), ("", " ")]
-    source = write(
-        tmp_path / name, [{"Sentence2": second, "sentence1": first} for first, second in pairs]
-    )
-    expected = predictor.predict([(first or "", second) for first, second in pairs[:3]])
+    rows = [{"Sentence2": second, "sentence1": first} for first, second in pairs]
+    source = write(tmp_path / name, rows)
+    expected = predictor.predict([*pairs[:2], ("", texts[0])])
     for flags in ([], ["--text_column", "sentence1", "SENTENCE2"]):
-        assert_alike(
-            predict(adapter, source, tmp_path / f"out{len(flags)}.csv", *flags)[:3], expected
-        )
-    assert "1 of 4 rows have no text" in capsys.readouterr().err
+        rows = predict(adapter, source, tmp_path / f"out{len(flags)}.csv", *flags)
+        assert_alike(rows[:3], expected)
+    assert "1 of 4 rows" in capsys.readouterr().err
 
 
 def with_record(adapter: Path, folder: Path, *columns: str) -> Path:
@@ -226,19 +211,17 @@ def test_the_columns_of_the_training_are_read(adapter, predictor, tmp_path, caps
     pairs = with_record(adapter, tmp_path / "pairs", "title", "body")
     single = with_record(adapter, tmp_path / "single", "Title")
     for folder, inputs in ((pairs, (texts[2], texts[1])), (single, texts[2])):
-        assert_alike(
-            predict(folder, source, tmp_path / f"{folder.name}.csv"), predictor.predict([inputs])
-        )
+        rows = predict(folder, source, tmp_path / f"{folder.name}.csv")
+        assert_alike(rows, predictor.predict([inputs]))
     # What the user names comes first.
     capsys.readouterr()
     predict(single, source, tmp_path / "named.csv", "--text-column", "body")
     assert "text: Body\n" in capsys.readouterr().err
 
 
-def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_path, capsys):
+def test_words_are_texts_or_pairs_as_in_the_training(adapter, tmp_path, capsys):
     texts = [text for text, _ in TEXTS[:2]]
-    source = write(tmp_path / "in.csv", [{"text": "a", "sentence1": "b", "sentence2": "c"}])
-    pairs = with_record(adapter, tmp_path / "pairs", "title", "body\x1b[2J")
+    pairs = with_record(adapter, tmp_path / "pairs", "title", "body")
     single = with_record(adapter, tmp_path / "single", "body")
     for folder, flags, inputs in (
         (pairs, ["--pairs"], [tuple(texts)]),
@@ -248,106 +231,108 @@ def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_pa
         main(["predict", str(folder), *flags, *texts])
         printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert printed == houlsby_peft.load(adapter).predict(inputs)
-    with pytest.raises(ValueError, match="reads pairs of texts"):  # also for the example of a card
-        houlsby_peft.load(pairs).predict(texts)
-    for given in (
-        texts,
-        ["--file", str(source)],
-        ["--file", str(source), "--text-column", "sentence1"],
-    ):
-        with pytest.raises(
-            SystemExit, match=r"reads? pairs of texts, .* on 'title' and 'body\\x1b\[2J'; got"
-        ):
-            main(["predict", str(pairs), *given])
-    for given in (texts, ["--file", str(source)]):
-        with pytest.raises(SystemExit, match=r"reads? single texts, .* on 'body'; got"):
-            main(["predict", str(single), "--pairs", *given])
 
 
-def save_adapter(folder: Path, base: Path, auto_class, **options) -> Path:
-    torch.manual_seed(3)
-    labels = {"id2label": options["id2label"]} if "id2label" in options else {}
-    model = get_peft_model(
-        auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options)
-    )
-    perturb(model, 3)
-    model.save_pretrained(folder)
-    return folder
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (("title", "body\x1b[2J"), ["a", "b"]),
+        (("title", "body\x1b[2J"), ["--file", "in.csv"]),
+        (("title", "body\x1b[2J"), ["--file", "in.csv", "--text-column", "sentence1"]),
+        (("body",), ["--pairs", "a", "b"]),
+        (("body",), ["--pairs", "--file", "in.csv"]),
+    ],
+)
+def test_another_number_of_texts_than_in_the_training_is_refused(
+    columns, words, adapter, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    write(Path("in.csv"), [{"text": "a", "sentence1": "b", "sentence2": "c"}])
+    folder = with_record(adapter, tmp_path / "adapter", *columns)
+    with pytest.raises(SystemExit, match=r"pairs of texts|single texts") as error:
+        main(["predict", str(folder), *words])
+    assert "\x1b" not in str(error.value)
 
 
-def test_question_answering_tagging_regression_and_several_labels(base, tmp_path):
-    text, question = TEXTS[3][0], TEXTS[10][0]
-    rows = [{"Context": text, "question": question}, {"Context": " ", "question": question}]
-    folder = save_adapter(tmp_path / "qa", base, AutoModelForQuestionAnswering)
-    row, without_context = predict(folder, write(tmp_path / "in.csv", rows), tmp_path / "qa.csv")
-    assert row["answer"] == houlsby_peft.load(folder).predict([(question, text)])[0]["answer"]
-    assert text[int(row["start"]) : int(row["end"])] == row["answer"]
+TEXT, QUESTION = TEXTS[3][0], TEXTS[10][0]
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    return write(tmp_path / "text.csv", [{"id": "1", "sentence": TEXT}])
+
+
+def test_question_answering(base, tmp_path):
+    rows = [{"Context": TEXT, "question": QUESTION}, {"Context": " ", "question": QUESTION}]
+    folder = tmp_path / "adapter"
+    save_adapter(folder, base, AutoModelForQuestionAnswering)
+    row, without_context = predict(folder, write(tmp_path / "in.csv", rows), tmp_path / "out.csv")
+    assert row["answer"] == houlsby_peft.load(folder).predict([(QUESTION, TEXT)])[0]["answer"]
+    assert TEXT[int(row["start"]) : int(row["end"])] == row["answer"]
     assert not without_context["answer"]
 
-    source = write(tmp_path / "text.csv", [{"id": "1", "sentence": text}])
-    folder = save_adapter(
-        tmp_path / "tags", base, AutoModelForTokenClassification, id2label={0: "O", 1: "B-X"}
-    )
-    (row,) = predict(folder, source, tmp_path / "tags.csv")
-    entities = houlsby_peft.load(folder).predict(text)[0]
-    assert [found["word"] for found in json.loads(row["entities"])] == [
-        entity["word"] for entity in entities
-    ]
 
-    options = {"id2label": {0: "rating"}, "problem_type": "regression"}
-    folder = save_adapter(tmp_path / "value", base, AutoModelForSequenceClassification, **options)
-    (row,) = predict(folder, source, tmp_path / "value.csv")
+def test_tagging(base, text_file, tmp_path):
+    head = {"id2label": {0: "O", 1: "B-X"}}
+    save_adapter(tmp_path / "adapter", base, AutoModelForTokenClassification, head)
+    [row] = predict(tmp_path / "adapter", text_file, tmp_path / "out.csv")
+    [entities] = houlsby_peft.load(tmp_path / "adapter").predict(TEXT)
+    words = [entity["word"] for entity in json.loads(row["entities"])]
+    assert words == [entity["word"] for entity in entities]
+
+
+def test_regression(base, text_file, tmp_path):
+    head = {"id2label": {0: "rating"}, "problem_type": "regression"}
+    save_adapter(tmp_path / "adapter", base, head=head)
+    [row] = predict(tmp_path / "adapter", text_file, tmp_path / "out.csv")
     assert list(row) == ["id", "sentence", "score"]
-    assert float(row["score"]) == pytest.approx(
-        houlsby_peft.load(folder).predict(text)[0]["score"], abs=2e-6
-    )
+    [result] = houlsby_peft.load(tmp_path / "adapter").predict(TEXT)
+    assert float(row["score"]) == pytest.approx(result["score"], abs=2e-6)
 
-    options = {"id2label": dict(enumerate(LABELS)), "problem_type": "multi_label_classification"}
-    folder = save_adapter(tmp_path / "several", base, AutoModelForSequenceClassification, **options)
-    (row,) = predict(folder, source, tmp_path / "several.jsonl")
-    scores = houlsby_peft.load(folder).predict(text, top_k=3)[0]
-    assert row["labels"] == [found["label"] for found in scores if found["score"] >= 0.5]
+
+def test_several_labels(base, text_file, tmp_path):
+    head = {"id2label": dict(enumerate(LABELS)), "problem_type": "multi_label_classification"}
+    save_adapter(tmp_path / "adapter", base, head=head)
+    [row] = predict(tmp_path / "adapter", text_file, tmp_path / "out.jsonl")
+    [labels] = houlsby_peft.load(tmp_path / "adapter").predict(TEXT, top_k=3)
+    assert row["labels"] == [label["label"] for label in labels if label["score"] >= 0.5]
     assert len(row["scores"]) == len(row["labels"])
 
 
 def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
     main(["predict", str(adapter), "--file", str(write(tmp_path / "in.csv", ROWS))])
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["id"] for row in found] == ["7", "007", "8", "9"]
-    assert {row["label"] for row in found} <= {*LABELS, None}
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["id"] for row in rows] == ["7", "007", "8", "9"]
+    assert {row["label"] for row in rows} <= {*LABELS, None}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "word"),
     [
-        ("in.csv", "id,text\n1,a\n2,b,c\n", "in.csv: Expected 2 fields in line 3, saw 3"),
-        ("in.csv", "id,text\n1,b,c\n", "in.csv: Expected 2 fields in line 2, saw 3"),
-        ("in.csv", 'id,text\n1,"a\n', "EOF inside string starting at row 2"),
-        ("in.csv", b"text\n\xc3\xa9\n\xe9\n", "in.csv: line 3 is not UTF-8 like the rest"),
-        ("in.csv", "id,text\n", "in.csv has no rows"),
-        ("in.csv", "id,words\n1,a\n", "a column of a usual name.*; the file has id, words"),
-        ("in.jsonl", '{"text": "a"}\n[1]\n', r"in.jsonl: must be a JSON object, got \[1\]"),
-        ("in.jsonl", '{"text": "a"}\n{"text":\n', "in.jsonl: line 3: Expecting value"),
-        (
-            "in.jsonl",
-            '{"text": "b"}\n{"text": ["a"]}\n',
-            "The column 'text' of .*in.jsonl must hold text",
-        ),
-        ("in.xlsx", "", "in.xlsx has no rows"),
-        ("in.xlsx", "PK\x03\x04", "in.xlsx cannot be unpacked"),
-        ("in.docx", "", r"must be a file that ends in .parquet, .csv, .*; got .*in.docx"),
+        ("in.csv", "id,text\n1,a\n2,b,c\n", "line 3"),
+        ("in.csv", "id,text\n1,b,c\n", "line 2"),
+        ("in.csv", 'id,text\n1,"a\n', "row 2"),
+        ("in.csv", b"text\n\xc3\xa9\n\xe9\n", "line 3 is not UTF-8"),
+        ("in.csv", "id,text\n", "no rows"),
+        ("in.csv", "id,words\n1,a\n", "id, words"),
+        ("in.jsonl", '{"text": "a"}\n[1]\n', "JSON object"),
+        ("in.jsonl", '{"text": "a"}\n{"text":\n', "line 3"),
+        ("in.jsonl", '{"text": "b"}\n{"text": ["a"]}\n', "must hold text"),
+        ("in.xlsx", "", "no rows"),
+        ("in.xlsx", "PK\x03\x04", "unpacked"),
+        ("in.docx", "", "parquet"),
         ("in.parquet", "no", "damaged"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_one_line_before_the_model_is_loaded(
-    name, content, message, adapter, tmp_path, monkeypatch
+    name, content, word, adapter, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("houlsby_peft.predict.held_adapters.load_saved", None)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(SystemExit, match=message) as exit_:
+    with pytest.raises(SystemExit, match=word) as error:
         predict(adapter, tmp_path / name, tmp_path / "out.csv")
-    assert str(exit_.value).startswith("error: ")
-    assert "\n" not in str(exit_.value)
+    assert str(error.value).startswith("error: ")
+    assert "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -361,18 +346,17 @@ def test_an_output_is_replaced_only_if_asked_for(adapter, tmp_path):
 
 
 def test_a_column_for_each_task_of_a_folder(adapter, base, tmp_path, capsys):
-    other = make_adapter(tmp_path / "other", base, str(base), 3)
+    adapters = {"mood": adapter, "topic": make_adapter(tmp_path / "other", base, str(base), 3)}
     folder = tmp_path / "tasks"
-    for name, source in (("mood", adapter), ("topic", other)):
+    for name, source in adapters.items():
         shutil.copytree(source, folder / name)
     source = write(tmp_path / "new.csv", ROWS)
-    both = predict(folder, source, tmp_path / "both.csv")
-    assert list(both[0]) == [*ROWS[0], "mood", "mood_score", "topic", "topic_score"]
-    for name, one in (("mood", adapter), ("topic", other)):
-        alone = predict(one, source, tmp_path / f"{name}.csv")
-        assert [row[name] for row in both] == [row["label"] for row in alone]
+    rows = predict(folder, source, tmp_path / "all.csv")
+    assert list(rows[0]) == [*ROWS[0], "mood", "mood_score", "topic", "topic_score"]
+    for name, adapter_of_task in adapters.items():
+        alone = predict(adapter_of_task, source, tmp_path / f"{name}.csv")
+        assert [row[name] for row in rows] == [row["label"] for row in alone]
     main(["predict", str(folder), *WITH_TEXT])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["topic"]["label"] for line in lines] == [
-        row["topic"] for row in both if row["topic"]
-    ]
+    labels = [row["topic"] for row in rows if row["topic"]]
+    assert [line["topic"]["label"] for line in lines] == labels

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
@@ -23,13 +22,15 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from hub_models import LABELS, TEXTS
+from hub_models import LABELS, TEXTS, save_adapter
+from model_states import assert_same_tensors, tensors_of
 from tiny_models import perturb
 
 
-def adapted(base, config=None, auto_class=AutoModelForSequenceClassification, **labels):
-    model = get_peft_model(auto_class.from_pretrained(base, **labels), config or HoulsbyConfig(r=4))
-    perturb(model, 1)
+def adapted(base, **labels):
+    model = AutoModelForSequenceClassification.from_pretrained(base, **labels)
+    model = get_peft_model(model, HoulsbyConfig(r=4))
+    perturb(model)
     return model
 
 
@@ -83,11 +84,8 @@ def test_each_adapter_has_its_card_beside_it(base, tmp_path):
 
 
 def test_the_cards_of_other_methods_stay_those_of_peft(base, tmp_path):
-    lora = get_peft_model(
-        AutoModelForSequenceClassification.from_pretrained(base),
-        LoraConfig(target_modules=["query"]),
-    )
-    lora.save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(base)
+    get_peft_model(model, LoraConfig(target_modules=["query"])).save_pretrained(tmp_path)
     assert "[More Information Needed]" in (tmp_path / "README.md").read_text()
 
 
@@ -111,7 +109,7 @@ def test_the_trainer_adds_to_the_card(base, tmp_path):
 
 def test_a_card_that_cannot_be_written_does_not_stop_saving(base, tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense: [mit\n---\n")
-    with pytest.warns(UserWarning, match="The adapter is saved, but its card is not written: "):
+    with pytest.warns(UserWarning, match="card is not written"):
         adapted(base).save_pretrained(tmp_path)
     assert houlsby_peft.load(tmp_path).predict("a")
     assert (tmp_path / "README.md").read_text() == "---\nlicense: [mit\n---\n"
@@ -134,20 +132,11 @@ def test_a_card_that_cannot_be_written_does_not_stop_saving(base, tmp_path):
 def test_the_task_type_is_saved_where_peft_loads_the_adapter_with_it(
     build, options, task_type, base, tmp_path
 ):
-    def new():
-        torch.manual_seed(0)
-        return build.from_pretrained(base)
-
-    model = get_peft_model(new(), HoulsbyConfig(r=2, **options))
-    perturb(model, 1)
-    model.save_pretrained(tmp_path)
+    model = save_adapter(tmp_path, base, build, **options)
     assert fields_of(tmp_path)["task_type"] == task_type
     assert model.peft_config["default"].task_type is None  # the user's, as it was
-    again = PeftModel.from_pretrained(new(), tmp_path)
-    saved = {key: value for key, value in model.state_dict().items() if ".default." in key}
-    found = again.state_dict()
-    assert saved
-    assert all((found[key] == value).all() for key, value in saved.items())
+    loaded = PeftModel.from_pretrained(build.from_pretrained(base), tmp_path)
+    assert_same_tensors(tensors_of(loaded), tensors_of(model))
 
 
 def test_the_packaged_model_has_its_name_and_needs_no_download(base, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pytest
 
 import houlsby_peft
-from hub_models import WORDS, make_adapter
+from hub_models import WORDS
 
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -26,17 +26,8 @@ from houlsby_peft.service.guards import Tokens, read_tokens
 from running_service import ServiceInThread
 
 
-TASKS = ("first", "second", "third")
+TASKS = ("first", "second", "third")  # of the fixture `folder`
 DEPLOY = Path(__file__).parents[2] / "deploy"
-
-
-@pytest.fixture(scope="module")
-def folder(base, tmp_path_factory):
-    """A folder with three adapters, which stays as it is."""
-    path = tmp_path_factory.mktemp("service") / "adapters"
-    for seed, task in enumerate(TASKS):
-        make_adapter(path / task, base, str(base), seed)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +38,15 @@ def service(folder):
     service.stop()
 
 
-def scores(result):
-    several = [result] if isinstance(result, dict) else result
-    return pytest.approx({item["label"]: item["score"] for item in several}, rel=1e-4)
+def near(results):
+    """Results of text classification, each one label or several, as values that nearly compare."""
+    if isinstance(results, dict):
+        return {**results, "score": pytest.approx(results["score"], rel=1e-4)}
+    return [near(result) for result in results]
 
 
 def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
-    status, found = service.predict(
+    status, answer = service.predict(
         {"task": "second", "text": WORDS[0]},
         {"task": "first", "text": WORDS[1], "text_pair": WORDS[2]},
         {"task": "second", "text": WORDS[3], "top_k": 2},
@@ -64,24 +57,29 @@ def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
         *first.predict((WORDS[1], WORDS[2])),
         *second.predict(WORDS[3], top_k=2),
     ]
-    assert status == 200
-    for result, other in zip(found["predictions"], expected, strict=True):
-        assert scores(result) == scores(other).expected
+    assert (status, answer["predictions"]) == (200, near(expected))
+
+
+def test_the_service_says_what_it_serves_and_how_it_is(service):
     assert service.ask("/tasks") == (200, {"tasks": [*TASKS]})
     health = {"status": "ok", "tasks": 3, "in_memory": 3, "failed": {}, "list": "ok"}
     assert service.ask("/health") == (200, health)
     assert service.ask("/health/live")[0] == service.ask("/health/ready")[0] == 200
-    status, facts = service.ask("/tasks/first")
-    assert (facts["pipeline"], facts["labels"]) == (
-        "text-classification",
-        ["complaint", "praise", "question"],
-    )
-    status, metrics = service.ask("/metrics")
-    assert 'houlsby_predictions_total{task="second"} 2.0' in metrics
-    assert 'houlsby_task_up{task="third"} 1.0' in metrics
-    assert service.headers["x-request-id"] != "abc 1"
-    assert 'route="/predict",status="200"' in metrics
-    assert 'base_model="base' in metrics
+    facts = service.ask("/tasks/first")[1]
+    assert facts["pipeline"] == "text-classification"
+    assert facts["labels"] == ["complaint", "praise", "question"]
+
+
+def test_metrics_count_predictions_by_task_and_route(service):
+    service.predict({"task": "third", "text": "a"})
+    metrics = service.ask("/metrics")[1]
+    for line in (
+        'houlsby_predictions_total{task="third"} 1.0',
+        'houlsby_task_up{task="third"} 1.0',
+        'route="/predict",status="200"',
+        'base_model="base',
+    ):
+        assert line in metrics
 
 
 def test_head_is_answered_wherever_get_is(service):
@@ -107,9 +105,18 @@ def test_a_request_has_an_id_and_an_answer_the_fingerprint_of_its_adapter(servic
 
 
 def test_all_tasks_are_asked_at_once(service):
-    _, found = service.predict({"tasks": "*", "text": WORDS[0]})
-    _, named = service.predict({"tasks": [*TASKS], "text": WORDS[0]})
-    assert found == named
+    all_tasks = service.predict({"tasks": "*", "text": WORDS[0]})
+    assert all_tasks == service.predict({"tasks": [*TASKS], "text": WORDS[0]})
+
+
+def test_a_row_may_ask_several_tasks(service):
+    status, answer = service.predict(
+        {"tasks": ["first", "second"], "text": "a"}, {"task": "second", "text": "a"}
+    )
+    assert status == 200
+    of_both, of_second = answer["predictions"]
+    assert list(of_both) == ["first", "second"]
+    assert of_both["second"] == near(of_second)
 
 
 def test_a_body_of_many_values_is_refused_before_they_are_checked(service):
@@ -117,8 +124,8 @@ def test_a_body_of_many_values_is_refused_before_they_are_checked(service):
     start = time.perf_counter()
     assert service.ask("/predict", many)[0] == 413
     assert time.perf_counter() - start < 5
-    status, found = service.predict(*[{}] * 15)
-    assert (status, len(found["detail"])) == (422, 10)
+    status, answer = service.predict(*[{}] * 15)
+    assert (status, len(answer["detail"])) == (422, 10)
 
 
 def send_raw(service, *lines):
@@ -155,21 +162,24 @@ def test_the_page_shows_the_answers_of_all_tasks_in_a_browser(service):
     policy = service.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
-    found = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    browser = next(filter(None, found), None)
-    if browser is None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browsers = [browser for browser in map(shutil.which, names) if browser]
+    if not browsers:
         pytest.skip("There is no Chromium")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-proxy-server"]
     flags += ["--virtual-time-budget=20000"]
-    page = f"{service.url}/#{quote(WORDS[0])}"
-    command = [browser, *flags, "--dump-dom", page]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    _, found = service.predict({"tasks": [*TASKS], "text": WORDS[0], "top_k": 3})
-    rows = re.findall(r"<th>(.*?)</th><td>(.*?)</td>", shown)
-    assert [task for task, _ in rows] == [*TASKS]
-    for task, cell in rows:
-        labels = re.findall(r"<span>[\d.]+</span><span>(\w+)</span></div>", cell)
-        assert labels == [item["label"] for item in found["predictions"][0][task]]
+    address = f"{service.url}/#{quote(WORDS[0])}"
+    command = [browsers[0], *flags, "--dump-dom", address]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    _, answer = service.predict({"tasks": [*TASKS], "text": WORDS[0], "top_k": 3})
+    cells = dict(re.findall(r"<th>(.*?)</th><td>(.*?)</td>", page))
+    assert [*cells] == [*TASKS]
+    for task, results in answer["predictions"][0].items():
+        labels = re.findall(r"<span>[\d.]+</span><span>(\w+)</span></div>", cells[task])
+        assert labels == [result["label"] for result in results]
+
+
+GOOD = {"task": "first", "text": "a"}
 
 
 @pytest.mark.parametrize(
@@ -177,119 +187,162 @@ def test_the_page_shows_the_answers_of_all_tasks_in_a_browser(service):
     [
         ([], ["inputs"]),
         ([1], ["inputs", 0]),
-        ([{"task": "first", "text": "a"}, {"task": "first"}], ["inputs", 1]),
-        ([{"task": "first", "text": 1}], ["inputs", 0, "text"]),
-        ([{"task": "first", "text": "a", "topk": 1}], ["inputs", 0, "topk"]),
-        ([{"task": "first", "text": "a", "top_k": 0}], ["inputs", 0, "top_k"]),
-        ([{"task": "first", "text": "\ud800"}], ["inputs", 0, "text"]),
-        ([{"task": "first", "question": "a", "context": "b", "text": "c"}], ["inputs", 0]),
-        ([{"tasks": ["first"], "task": "first", "text": "a"}], ["inputs", 0]),
-        ([{"task": "", "text": "a"}], ["inputs", 0, "task"]),
+        ([GOOD, {"task": "first"}], ["inputs", 1]),
+        ([{**GOOD, "text": 1}], ["inputs", 0, "text"]),
+        ([{**GOOD, "topk": 1}], ["inputs", 0, "topk"]),
+        ([{**GOOD, "top_k": 0}], ["inputs", 0, "top_k"]),
+        ([{**GOOD, "text": "\ud800"}], ["inputs", 0, "text"]),
+        ([{**GOOD, "question": "a", "context": "b"}], ["inputs", 0]),
+        ([{**GOOD, "tasks": ["first"]}], ["inputs", 0]),
+        ([{**GOOD, "task": ""}], ["inputs", 0, "task"]),
     ],
 )
-def test_a_wrong_request_is_refused_with_the_place(service, rows, where):
-    status, found = service.predict(*rows)
+def test_a_row_of_another_form_is_refused_with_its_place(service, rows, where):
+    status, answer = service.predict(*rows)
     assert status == 422
-    assert found["detail"][0]["loc"] == ["body", *where]
+    assert answer["detail"][0]["loc"] == ["body", *where]
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "row", "word"),
+    [
+        ([GOOD] * 6, 413, None, "at most 5 rows"),
+        ([GOOD, {**GOOD, "text": "a" * 2000}], 413, None, "2,001"),
+        ([GOOD, {**GOOD, "task": "other"}], 404, 1, "got other"),
+        ([GOOD, {"tasks": ["first", "other"], "text": "a"}], 404, 1, "got other"),
+    ],
+    ids=lambda value: "rows" if isinstance(value, list) else str(value),
+)
+def test_rows_that_cannot_be_answered_are_refused_with_the_rule(service, rows, status, row, word):
+    answer_status, answer = service.predict(*rows)
+    assert (answer_status, answer["detail"]["row"]) == (status, row)
+    assert word in answer["detail"]["rule"]
+
+
+def test_rows_at_the_limits_are_answered(service):
+    assert service.predict({**GOOD, "text": "a" * 2000})[0] == 200
+    assert service.predict({"task": "first", "question": "a", "context": ""})[0] == 200
 
 
 def test_what_a_client_sends_comes_back_only_in_part(service):
-    status, found = service.predict({"task": "first", "text": "a", "k" * 100_000: 1})
+    status, answer = service.predict({**GOOD, "k" * 100_000: 1})
     assert status == 422
-    assert len(json.dumps(found)) < 2000
+    assert len(json.dumps(answer)) < 2000
 
 
-def test_requests_that_cannot_be_answered_and_bodies_of_another_form_are_refused(service):
-    good = {"task": "first", "text": "a"}
-    status, found = service.predict(*[good] * 6)
-    assert (status, found["detail"]["row"]) == (413, None)
-    assert "at most 5 rows, counted once per task; got 6" in found["detail"]["rule"]
-    assert service.predict({"task": "first", "text": "a" * 2000})[0] == 200
-    status, found = service.predict(good, {"task": "first", "text": "a" * 2000})
-    assert (status, found["error"]) == (413, found["detail"]["rule"])
-    assert "at most 2,000 characters; got 2,001" in found["error"]
-    status, found = service.predict(good, {"task": "other", "text": "a"})
-    assert (status, found["detail"]["row"]) == (404, 1)
-    assert "'third']; got other" in found["detail"]["rule"]
-    assert service.predict({"task": "first", "question": "a", "context": ""})[0] == 200
-    both = {"tasks": ["first", "second"], "text": "a"}
-    status, found = service.predict(both, {"task": "second", "text": "a"})
-    assert status == 200
-    assert list(found["predictions"][0]) == both["tasks"]
-    assert found["predictions"][0]["second"]["label"] == found["predictions"][1]["label"]
-    assert service.predict(both, {**both, "tasks": ["first", "other"]})[1]["detail"]["row"] == 1
-    row = json.dumps({"inputs": [good]}).encode()
-    assert service.ask("/predict", row)[0] == 200
-    for body in (b"{", b"[" * 100_000, b"\xff\xfe"):
-        assert service.ask("/predict", body)[0] == 400
-    assert service.ask("/predict", b"[]")[0] == 422
-    # Which any page in a browser may send.
-    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        assert service.ask("/predict", row, kind)[0] == 415
-    assert service.ask("/predict", row, content_encoding="gzip")[0] == 415
-    assert service.ask("/predict", row, host="pages.example")[0] == 400
-    large = b'"' + b"a" * 5_000_000 + b'"'
-    assert service.ask("/predict", large)[0] == 413
-    assert service.ask("/predict", large, "text/plain")[0] == 415
+BODY = json.dumps({"inputs": [GOOD]}).encode()
+LARGE = b'"' + b"a" * 5_000_000 + b'"'
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "status"),
+    [
+        (BODY, {}, 200),
+        (b"{", {}, 400),
+        (b"[" * 100_000, {}, 400),
+        (b"\xff\xfe", {}, 400),
+        (b"[]", {}, 422),
+        # Which any page in a browser may send.
+        (BODY, {"kind": "text/plain"}, 415),
+        (BODY, {"kind": "application/x-www-form-urlencoded"}, 415),
+        (BODY, {"kind": ""}, 415),
+        (BODY, {"content_encoding": "gzip"}, 415),
+        (BODY, {"host": "pages.example"}, 400),
+        (LARGE, {}, 413),
+        (LARGE, {"kind": "text/plain"}, 415),
+        (None, {"method": "GET"}, 405),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else str(value),
+)
+def test_bodies_of_another_form_are_refused(service, body, options, status):
+    assert service.ask("/predict", body, **options)[0] == status
+
+
+def test_a_path_that_there_is_not(service):
     assert service.ask("/nothing")[0] == 404
-    assert service.ask("/predict", method="GET")[1]["error"] == "Method Not Allowed"
 
 
-def test_tasks_are_added_replaced_and_removed_by_requests(folder, base, tmp_path):
+ASKS = {"authorization": "Bearer asks"}
+CHANGES = {"authorization": "Bearer changes"}
+
+
+class Managed(ServiceInThread):
+    """A service of a list of adapters, whose tasks may be changed by requests."""
+
+    def put(self, task, source, **headers):
+        body = json.dumps({"source": source}).encode()
+        return self.ask(f"/tasks/{task}", body, method="PUT", **headers)
+
+    def delete(self, task):
+        return self.ask(f"/tasks/{task}", method="DELETE", **CHANGES)[0]
+
+    def ask_task(self, task, **headers):
+        return self.post("/predict", {"inputs": [{"task": task, "text": WORDS[0]}]}, **headers)
+
+
+@pytest.fixture
+def managed(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "adapters")
     listed = tmp_path / "tasks.yaml"
     listed.write_text("first: adapters/first\n7: adapters/third\n")
-    tokens = Tokens(predict=("asks",), manage=("changes",))
-    service = ServiceInThread(listed, tokens)
-    try:
-        asks = {"authorization": "Bearer asks"}
-        changes = {"authorization": "Bearer changes"}
-        row = {"inputs": [{"task": "new", "text": WORDS[0]}]}
-        assert service.post("/predict", row)[0] == 401
-        assert service.headers["www-authenticate"] == "Bearer"
-        assert service.post("/predict", row, authorization="Bearer other")[0] == 401
-        assert service.post("/predict", row, **asks)[0] == 404
-        source = json.dumps({"source": "adapters/second"}).encode()
-        assert service.ask("/tasks/new", source, method="PUT", **asks)[0] == 403
-        assert service.ask("/tasks/new", source, method="PUT", **changes)[0] == 200
-        status, found = service.post("/predict", row, **changes)
-        expected = houlsby_peft.load(folder / "second").predict(WORDS[0])
-        assert scores(found["predictions"][0]) == scores(expected[0]).expected
-        assert service.ask("/tasks/7", method="DELETE", **changes)[0] == 200
-        assert service.ask("/tasks", **asks)[1] == {"tasks": ["first", "new"]}
-        assert "new:" in listed.read_text()
-        for path, wrong in {
-            "/tasks/new": "adapters/lost",
-            "/tasks/home": "~/adapter",
-            "/tasks/%1b[31mred": "adapters/second",
-        }.items():
-            source = json.dumps({"source": wrong}).encode()
-            status, found = service.ask(path, source, method="PUT", **changes)
-            assert status == 422
-            assert str(tmp_path) not in found["error"]
-        assert service.post("/predict", row, **asks)[0] == 200
-        assert 'task="new"' in service.ask("/metrics", **asks)[1]
-        assert service.ask("/tasks/new", method="DELETE", **changes)[0] == 200
-        assert service.ask("/tasks/new", method="DELETE", **changes)[0] == 404
-        assert service.post("/predict", row, **asks)[0] == 404
-        assert 'task="new"' not in service.ask("/metrics", **asks)[1]
-        assert service.ask("/tasks/first", method="DELETE", **changes)[0] == 422
-        assert service.ask("/tasks", **asks)[1] == {"tasks": ["first"]}
-        # An adapter that is damaged, while the one before it stays.
-        weights = tmp_path / "adapters" / "first" / "adapter_model.safetensors"
-        weights.write_bytes(b"no tensors")
-        status, health = service.ask("/reload", method="POST", **changes)
-        assert (health["status"], list(health["failed"])) == ("degraded", ["first"])
-        assert str(tmp_path) not in json.dumps(health)
-        assert service.ask("/health")[1] == health, "no token is needed"
-        metrics = service.ask("/metrics", **asks)[1]
-        assert 'houlsby_task_up{task="first"} 0.0' in metrics
-        for status in (401, 403):
-            assert f'status="{status}"' in metrics
-        row["inputs"][0]["task"] = "first"
-        assert service.post("/predict", row, **asks)[0] == 200
-    finally:
-        service.stop()
+    service = Managed(listed, Tokens(predict=("asks",), manage=("changes",)))
+    yield service
+    service.stop()
+
+
+def test_tokens_are_asked_for(managed):
+    assert managed.ask_task("first")[0] == 401
+    assert managed.headers["www-authenticate"] == "Bearer"
+    assert managed.ask_task("first", authorization="Bearer other")[0] == 401
+    assert managed.ask_task("first", **ASKS)[0] == managed.ask_task("first", **CHANGES)[0] == 200
+    assert managed.put("new", "adapters/second", **ASKS)[0] == 403
+    metrics = managed.ask("/metrics", **ASKS)[1]
+    assert 'status="401"' in metrics
+    assert 'status="403"' in metrics
+    assert managed.ask("/health")[0] == 200, "no token is needed"
+
+
+def test_tasks_are_added_and_removed_by_requests(managed, folder):
+    assert managed.ask_task("new", **ASKS)[0] == 404
+    assert managed.put("new", "adapters/second", **CHANGES)[0] == 200
+    answer = managed.ask_task("new", **ASKS)[1]
+    assert answer["predictions"] == near(houlsby_peft.load(folder / "second").predict(WORDS[0]))
+    assert managed.delete("7") == 200
+    assert managed.ask("/tasks", **ASKS)[1] == {"tasks": ["first", "new"]}
+    assert "new:" in managed.adapters.read_text()
+    assert 'task="new"' in managed.ask("/metrics", **ASKS)[1]
+    assert [managed.delete("new"), managed.delete("new")] == [200, 404]
+    assert managed.ask_task("new", **ASKS)[0] == 404
+    assert 'task="new"' not in managed.ask("/metrics", **ASKS)[1]
+    assert managed.delete("first") == 422, "the last one stays"
+    assert managed.ask("/tasks", **ASKS)[1] == {"tasks": ["first"]}
+
+
+@pytest.mark.parametrize(
+    ("task", "source"),
+    [
+        ("first", "adapters/lost"),
+        ("home", "~/adapter"),
+        ("%1b[31mred", "adapters/second"),
+    ],
+)
+def test_an_adapter_that_cannot_be_served_is_refused_and_no_path_is_told(managed, task, source):
+    status, answer = managed.put(task, source, **CHANGES)
+    assert status == 422
+    assert str(managed.adapters.parent) not in answer["error"]
+    assert managed.ask_task("first", **ASKS)[0] == 200
+
+
+def test_a_damaged_adapter_is_reported_while_the_one_before_it_stays(managed):
+    folder = managed.adapters.parent
+    managed.ask("/metrics", **ASKS)  # which are asked for all the time
+    (folder / "adapters" / "first" / "adapter_model.safetensors").write_bytes(b"no tensors")
+    _, health = managed.ask("/reload", method="POST", **CHANGES)
+    assert (health["status"], list(health["failed"])) == ("degraded", ["first"])
+    assert str(folder) not in json.dumps(health)
+    assert managed.ask("/health")[1] == health
+    assert 'houlsby_task_up{task="first"} 0.0' in managed.ask("/metrics", **ASKS)[1]
+    assert managed.ask_task("first", **ASKS)[0] == 200
 
 
 def test_tokens_are_read_from_a_file_or_the_environment(tmp_path, monkeypatch):
@@ -299,16 +352,22 @@ def test_tokens_are_read_from_a_file_or_the_environment(tmp_path, monkeypatch):
     path = tmp_path / "tokens"
     path.write_text("predict: [x]")
     assert read_tokens(str(path)) == Tokens(("x",))
-    wrong = ("secret", "", "predict: []", "read: [secret]", "predict: ['']", "predict: [1]")
-    for text in (*wrong, "predict: secret\u00e9", f"predict: {'a' * 129}"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="predict:") as caught:
-            read_tokens(str(path))
-        assert "secret" not in str(caught.value)
     assert Tokens(("a",), ("b",)).may_predict("b")
     assert not Tokens(("a",), ("b",)).may_manage("a")
     assert Tokens().may_predict("")
     assert not Tokens().may_manage("")
+
+
+WRONG_TOKENS = ("secret", "", "predict: []", "read: [secret]", "predict: ['']", "predict: [1]")
+
+
+@pytest.mark.parametrize("text", [*WRONG_TOKENS, "predict: secret\u00e9", f"predict: {'a' * 129}"])
+def test_a_file_of_another_form_is_refused_and_no_token_is_told(text, tmp_path):
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="predict:") as error:
+        read_tokens(str(path))
+    assert "secret" not in str(error.value)
 
 
 def test_names_that_are_no_utf_8_are_answered(folder, tmp_path):
@@ -322,8 +381,8 @@ def test_names_that_are_no_utf_8_are_answered(folder, tmp_path):
         assert service.ask("/tasks")[1] == {"tasks": ["label"]}
         assert list(service.ask("/health")[1]["failed"]) == ["caf\ufffd"]
         assert service.predict({"task": "caf\ufffd", "text": "a"})[0] == 500
-        status, found = service.predict({"task": "label", "text": WORDS[0], "top_k": 3})
-        assert (status, len(found["predictions"][0])) == (200, 3)
+        status, answer = service.predict({"task": "label", "text": WORDS[0], "top_k": 3})
+        assert (status, len(answer["predictions"][0])) == (200, 3)
         assert service.ask("/metrics")[0] == 200
     finally:
         service.stop()

@@ -9,10 +9,10 @@ import random
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from peft import get_peft_model
 from safetensors.torch import load_file
 from transformers import (
     AutoModel,
@@ -23,9 +23,8 @@ from transformers import (
 )
 
 import houlsby_peft
-from houlsby_peft import AdapterError, HoulsbyConfig, HubError, TaskBank, TaskSource
-from hub_models import WORDS, make_adapter
-from tiny_models import perturb
+from houlsby_peft import AdapterError, HubError, TaskBank, TaskSource
+from hub_models import WORDS, make_adapter, save_adapter
 
 
 CONTEXT = (
@@ -47,26 +46,21 @@ KINDS = {
     "other answer": (AutoModelForQuestionAnswering, {}),
     "vector": (AutoModel, {}),
 }
-INPUTS = {
-    "answer": [("How long does the battery last?", CONTEXT), ("Where?", "Best bread in town.")],
-    "things": [*WORDS[:4], " ".join(WORDS)],
-}
-INPUTS |= {"other answer": INPUTS["answer"], "more things": INPUTS["things"]}
+QUESTIONS = [("How long does the battery last?", CONTEXT), ("Where?", "Best bread in town.")]
+TEXTS = [*WORDS[:4], " ".join(WORDS)]
+INPUTS = {"things": TEXTS, "more things": TEXTS, "answer": QUESTIONS, "other answer": QUESTIONS}
 
 
 @pytest.fixture(scope="module")
 def folders(base, tmp_path_factory):
     """An adapter for each of KINDS."""
-    found = {}
-    for seed, (task, (auto_class, head)) in enumerate(KINDS.items()):
-        torch.manual_seed(seed)
-        model = get_peft_model(auto_class.from_pretrained(base, **head), HoulsbyConfig(r=4))
-        perturb(model, seed)
+    path = tmp_path_factory.mktemp("adapters")
+    for seed, (task, (model_class, head)) in enumerate(KINDS.items()):
+        model = save_adapter(path / task, base, model_class, head, seed)
         if task == "more things":
             model.base_model.records["default"].max_length = 20
-        found[task] = tmp_path_factory.mktemp("adapters") / str(seed)
-        model.save_pretrained(found[task])
-    return found
+            model.save_pretrained(path / task)
+    return {task: path / task for task in KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -86,30 +80,27 @@ def expected(folders, requests):
 def approximately(value):
     if isinstance(value, dict):
         return {key: approximately(item) for key, item in value.items()}
-    if isinstance(value, list) and value and isinstance(value[0], dict):
+    if isinstance(value, list):
         return [approximately(item) for item in value]
-    return (
-        value
-        if isinstance(value, (str, int, type(None)))
-        else pytest.approx(value, rel=1e-3, abs=1e-5)
-    )
+    return pytest.approx(value, rel=1e-3, abs=1e-5) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize("batch_size", [3, 64])
 def test_every_kind_of_task_is_predicted_as_by_its_adapter_alone(
     folders, requests, expected, batch_size
 ):
-    found = TaskBank(folders).predict(requests, batch_size=batch_size)
-    for (task, _), result, other in zip(requests, found, expected, strict=True):
-        assert result == approximately(other), task
-    assert {task for (task, _), result in zip(requests, found, strict=True) if result} == set(KINDS)
-    assert len(found[[task for task, _ in requests].index("vector")]) == 32
+    results = TaskBank(folders).predict(requests, batch_size=batch_size)
+    answered = set()
+    for (task, _), result, expected_result in zip(requests, results, expected, strict=True):
+        assert result == approximately(expected_result), task
+        if result:
+            answered.add(task)
+    assert answered == set(KINDS)
 
 
 def test_embeddings_are_the_mean_of_the_tokens(base, folders):
-    adapted = get_peft_model(AutoModel.from_pretrained(base), HoulsbyConfig(r=4))
-    adapted.load_adapter(str(folders["vector"]), "own")
-    adapted.set_adapter("own")
+    model = AutoModel.from_pretrained(base)
+    model.load_adapter(str(folders["vector"]))
     tokenizer = AutoTokenizer.from_pretrained(base)
     # In a batch, a pair has a second end mark even if its second text is empty; a tokenizer alone
     # leaves it out.
@@ -117,97 +108,91 @@ def test_embeddings_are_the_mean_of_the_tokens(base, folders):
     rows = [tokenizer(text, return_tensors="pt") for text in WORDS]
     rows += [tokenizer([first], [second], return_tensors="pt") for first, second in pairs]
     with torch.no_grad():
-        hidden = [adapted.eval()(**row).last_hidden_state[0] for row in rows]
-    found = houlsby_peft.load(folders["vector"]).predict([*WORDS, *pairs], batch_size=5)
-    torch.testing.assert_close(
-        torch.tensor(found), torch.stack([own.mean(0) for own in hidden]), rtol=1e-4, atol=1e-5
-    )
+        means = [model.eval()(**row).last_hidden_state[0].mean(0) for row in rows]
+    vectors = houlsby_peft.load(folders["vector"]).predict([*WORDS, *pairs], batch_size=5)
+    torch.testing.assert_close(torch.tensor(vectors), torch.stack(means), rtol=1e-4, atol=1e-5)
 
 
 def test_the_best_classes(folders):
-    predictor = houlsby_peft.load(folders["topic"])
-    bank = TaskBank(folders)
+    predictor, bank = houlsby_peft.load(folders["topic"]), TaskBank(folders)
     tokens = predictor.tokenizer(WORDS[0], return_tensors="pt")
     with torch.no_grad():
         scores = predictor.model(**tokens, adapter_names=["default"]).logits.softmax(-1)[0]
-    by_score = [
-        ("abcd"[i], pytest.approx(scores[i].item(), rel=1e-4))
-        for i in scores.argsort(descending=True)
-    ]
+    by_score = []
+    for number in scores.argsort(descending=True).tolist():
+        by_score.append({"label": "abcd"[number], "score": scores[number].item()})
     for top_k in (1, 3, 4, 9):
-        for [found] in (
-            predictor.predict(WORDS[0], top_k=top_k),
-            bank.predict([("topic", WORDS[0])], top_k=top_k),
-        ):
-            assert [(item["label"], item["score"]) for item in found] == by_score[:top_k]
-    both = bank.predict([("topic", WORDS[0]), ("vector", WORDS[0])], top_k=[2, None])
-    assert len(both[0]) == 2
-    assert len(both[1]) == 32
-    many = houlsby_peft.load(folders["labels"]).predict(WORDS[0], top_k=5)[0]
-    assert many == approximately(bank.predict([("labels", WORDS[0])], top_k=5)[0])
-    for task, kind in {"similarity": "regression", "vector": "feature-extraction"}.items():
-        with pytest.raises(
-            ValueError, match=rf"top_k is for text classification; the task of .* is {kind}\."
-        ):
-            houlsby_peft.load(folders[task]).predict(WORDS[0], top_k=2)
-        with pytest.raises(ValueError, match="top_k is for text classification"):
-            bank.predict([("topic", WORDS[0]), (task, WORDS[0])], top_k=2)
-    with pytest.raises(ValueError, match="top_k must be"):
-        predictor.predict(WORDS[0], top_k=0)
+        expected = [approximately(by_score[:top_k])]
+        assert predictor.predict(WORDS[0], top_k=top_k) == expected
+        assert bank.predict([("topic", WORDS[0])], top_k=top_k) == expected
+    classes, vector = bank.predict([("topic", WORDS[0]), ("vector", WORDS[0])], top_k=[2, None])
+    assert (len(classes), len(vector)) == (2, 32)
+
+
+def test_the_best_of_several_labels(folders):
+    [labels] = houlsby_peft.load(folders["labels"]).predict(WORDS[0], top_k=5)
+    assert TaskBank(folders).predict([("labels", WORDS[0])], top_k=5) == [approximately(labels)]
+
+
+@pytest.mark.parametrize("task", ["similarity", "vector"])
+def test_classes_of_what_is_no_classification_are_refused(task, folders):
+    with pytest.raises(ValueError, match="top_k"):
+        houlsby_peft.load(folders[task]).predict(WORDS[0], top_k=2)
+    with pytest.raises(ValueError, match="top_k"):
+        TaskBank(folders).predict([("topic", WORDS[0]), (task, WORDS[0])], top_k=2)
 
 
 def test_thresholds(folders):
-    free = TaskBank(folders)
-    many = free.predict([("labels", WORDS[0])], top_k=9)[0]
-    best = free.predict([("topic", WORDS[0])])[0]
-    assert free.predict([("labels", WORDS[0])])[0] == approximately(
-        [item for item in many if item["score"] >= 0.5]
-    )
-    middle = many[2]["score"]
     requests = [("labels", WORDS[0]), ("topic", WORDS[0])]
+    labels, [best] = (
+        TaskBank(folders).predict([request], top_k=top_k)[0]
+        for request, top_k in zip(requests, (9, 1), strict=True)
+    )
 
-    def bank_with(labels, topic):
-        least = {"labels": labels, "topic": topic}
-        return TaskBank(
-            {task: TaskSource(folders[task], threshold=score) for task, score in least.items()}
-        )
+    def bank_with(of_labels, of_topic):
+        sources = {
+            "labels": TaskSource(folders["labels"], threshold=of_labels),
+            "topic": TaskSource(folders["topic"], threshold=of_topic),
+        }
+        return TaskBank(sources)
 
-    bank = bank_with(middle - 1e-4, best["score"] + 1e-4)
-    assert bank.predict(requests) == [
-        approximately(many[:3]), {"label": None, "score": pytest.approx(best["score"], rel=1e-4)}
-    ]  # fmt: skip
-    assert bank.predict(requests, top_k=2) == [approximately(many[:2]), []]
-    low = bank_with(1.0, best["score"] - 1e-4)
-    assert low.predict(requests) == [[], approximately(best)]
-    with pytest.raises(ValueError, match=r"A threshold must be between 0 and 1; got 2 for "):
-        TaskSource("anywhere", threshold=2)
-    for task in ("similarity", "things", "answer", "vector"):
-        with pytest.raises(
-            ValueError, match=r"A threshold is for text classification; the task of "
-        ):
-            free.add("new", TaskSource(folders[task], threshold=0.5))
-    assert "new" not in free.tasks
-    assert all(task.name != "new" for task in free._held)
+    bank = bank_with(labels[2]["score"] - 1e-4, best["score"] + 1e-4)
+    none = {"label": None, "score": best["score"]}
+    assert bank.predict(requests) == approximately([labels[:3], none])
+    assert bank.predict(requests, top_k=2) == approximately([labels[:2], []])
+    bank = bank_with(1.0, best["score"] - 1e-4)
+    assert bank.predict(requests) == approximately([[], best])
+
+
+def test_a_label_needs_half_of_the_score_without_a_threshold(folders):
+    [labels] = houlsby_peft.load(folders["labels"]).predict(WORDS[0], top_k=9)
+    expected = [label for label in labels if label["score"] >= 0.5]
+    assert TaskBank(folders).predict([("labels", WORDS[0])]) == approximately([expected])
+
+
+@pytest.mark.parametrize("task", ["similarity", "things", "answer", "vector"])
+def test_a_threshold_of_what_is_no_classification_is_refused(task, folders):
+    bank = TaskBank(folders)
+    with pytest.raises(ValueError, match="threshold"):
+        bank.add("new", TaskSource(folders[task], threshold=0.5))
+    assert "new" not in bank.tasks
+    assert all(held.name != "new" for held in bank._held)
 
 
 def test_tasks_are_added_replaced_and_removed(folders):
-    bank = TaskBank({"topic": folders["topic"]})
-    before = bank.predict([("topic", WORDS[0])])
+    bank, request = TaskBank({"topic": folders["topic"]}), [("topic", WORDS[0])]
+    first_answer = bank.predict(request)
     bank.add("answer", folders["answer"])
     bank.add("labels", TaskSource(folders["labels"], threshold=0.0))
     assert bank.held == bank.tasks == ("topic", "answer", "labels")
     assert len(bank.predict([("labels", WORDS[0])])[0]) == 5
-    with pytest.raises(
-        AdapterError, match=r"must be new to the bank; got 'topic'\. Give replace=True"
-    ):
+    with pytest.raises(AdapterError, match="replace=True"):
         bank.add("topic", folders["labels"])
-    with pytest.raises(HubError, match="is no folder, and on the Hub: "):
+    with pytest.raises(HubError, match="no folder"):
         bank.add("topic", folders["topic"] / "nothing", replace=True)
-    assert bank.predict([("topic", WORDS[0])]) == before
+    assert bank.predict(request) == first_answer
     bank.add("topic", folders["similarity"], replace=True)
-    assert bank.predict([("topic", WORDS[0])]) == houlsby_peft.load(folders["similarity"]).predict(
-        WORDS[0]
-    )
+    assert bank.predict(request) == houlsby_peft.load(folders["similarity"]).predict(WORDS[0])
     nbytes = bank._held.nbytes
     bank.remove("labels")
     assert bank.tasks == ("topic", "answer")
@@ -215,60 +200,68 @@ def test_tasks_are_added_replaced_and_removed(folders):
     weights = load_file(folders["labels"] / "adapter_model.safetensors").values()
     assert nbytes - bank._held.nbytes == sum(weight.nbytes for weight in weights)
     for change in (bank.remove, bank.reload, lambda task: bank.warm_up([task])):
-        with pytest.raises(
-            AdapterError, match=r"A task must be among those of the bank: .*; got labels\."
-        ):
+        with pytest.raises(AdapterError, match="labels"):
             change("labels")
 
 
-def test_a_changed_folder_is_loaded_again_and_running_requests_keep_the_old_adapter(
-    base, folders, tmp_path
-):
-    old, new = (make_adapter(tmp_path / str(seed), base, str(base), seed) for seed in (1, 2))
-    expected = [houlsby_peft.load(folder).predict(WORDS) for folder in (old, new)]
-    assert expected[0] != expected[1]
-    bank = TaskBank(
-        {"first": folders["topic"], "changing": shutil.copytree(old, tmp_path / "live")}
-    )
+@pytest.fixture
+def changing(base, folders, tmp_path):
+    """A bank whose task "changing" has a folder that changes, and another adapter for it."""
+    sources = [make_adapter(tmp_path / str(seed), base, str(base), seed) for seed in (1, 2)]
+    live = shutil.copytree(sources[0], tmp_path / "live")
+    bank = TaskBank({"first": folders["topic"], "changing": live})
     bank.warm_up()
-    requests = [("changing", text) for text in WORDS]
-    assert bank.predict(requests) == approximately(expected[0])
-    assert not bank.reload("changing")
-    reached, go_on = threading.Event(), threading.Event()
-    found = []
+    return bank, live, sources
 
-    def slowly():
-        """Requests that stop after their first answer, until the adapter has been replaced."""
-        several = iter(requests)
-        decode = bank.decode
 
-        def wait(question):
-            decode(question)
-            if not reached.is_set():
-                reached.set()
-                go_on.wait(60)
+REQUESTS = [("changing", text) for text in WORDS]
 
-        bank.decode = wait
-        found.extend(bank.predict(several, batch_size=4))
 
-    thread = threading.Thread(target=slowly)
-    thread.start()
-    assert reached.wait(60)
-    del bank.decode
+def predictions_of(folder):
+    return approximately(houlsby_peft.load(folder).predict(WORDS))
+
+
+def change(live, source):
     time.sleep(0.01)  # a file system may count in these steps
-    for file in new.iterdir():
-        shutil.copy(file, tmp_path / "live")
+    shutil.copytree(source, live, dirs_exist_ok=True)
+
+
+def test_a_changed_folder_is_loaded_again_and_a_damaged_one_is_not(changing):
+    bank, live, sources = changing
+    assert bank.predict(REQUESTS) == predictions_of(sources[0]) != predictions_of(sources[1])
+    assert not bank.reload("changing")
+    change(live, sources[1])
     assert bank.reload("changing")
-    assert bank.predict(requests) == approximately(expected[1])
-    assert bank.held == ("first", "changing", "changing")
-    go_on.set()
-    thread.join()
-    assert found == approximately(expected[0])
-    assert bank.held == ("first", "changing"), "the old adapter was not dropped"
-    (tmp_path / "live" / "adapter_model.safetensors").write_bytes(b"half a fi")
-    with pytest.raises(AdapterError, match=r"live.*header"):
+    assert bank.predict(REQUESTS) == predictions_of(sources[1])
+    (live / "adapter_model.safetensors").write_bytes(b"half a fi")
+    with pytest.raises(AdapterError, match="header"):
         bank.reload("changing")
-    assert bank.predict(requests) == approximately(expected[1])
+    assert bank.predict(REQUESTS) == predictions_of(sources[1])
+
+
+def test_running_requests_keep_the_adapter_that_is_replaced(changing, monkeypatch):
+    bank, live, sources = changing
+    reached, go_on = threading.Event(), threading.Event()
+    decode = bank.decode
+
+    def wait(question):
+        """Stop after the first answer, until the adapter has been replaced."""
+        decode(question)
+        if not reached.is_set():
+            reached.set()
+            go_on.wait(60)
+
+    monkeypatch.setattr(bank, "decode", wait)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(bank.predict, iter(REQUESTS), batch_size=4)
+        assert reached.wait(60)
+        change(live, sources[1])
+        bank.reload("changing")
+        assert bank.predict(REQUESTS) == predictions_of(sources[1])
+        assert bank.held == ("first", "changing", "changing")
+        go_on.set()
+        assert running.result() == predictions_of(sources[0])
+    assert bank.held == ("first", "changing"), "the first adapter was not dropped"
 
 
 def test_a_tokenizer_whose_numbers_are_huge_is_refused_at_once(base, folders, tmp_path):
@@ -281,6 +274,6 @@ def test_a_tokenizer_whose_numbers_are_huge_is_refused_at_once(base, folders, tm
     bank = TaskBank({"topic": folders["topic"], "huge": folder})
     start = time.perf_counter()
     for load in (lambda: houlsby_peft.load(folder), lambda: bank.predict([("huge", WORDS[0])])):
-        with pytest.raises(AdapterError, match=r"must be below 10,000,000; .* has 2,147,483,648\."):
+        with pytest.raises(AdapterError, match="10,000,000"):
             load()
     assert time.perf_counter() - start < 5, "it was written or copied"

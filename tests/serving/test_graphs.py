@@ -6,20 +6,19 @@ On a CPU, a graph is the computation itself on the graph's own inputs.
 from __future__ import annotations
 
 import copy
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from peft import get_peft_model
-from transformers import AutoModelForSequenceClassification
 
 from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig, TaskBank, ablate, load
 from houlsby_peft.batching.slots import Slots
 from houlsby_peft.method.tuner_layer import HoulsbyTunerLayer
 from houlsby_peft.predict import graphs
-from hub_models import WORDS
+from hub_models import WORDS, save_adapter
 from tiny_models import perturb
 
 
@@ -55,24 +54,15 @@ def frozen(monkeypatch):
 @pytest.fixture(scope="module")
 def folders(base, tmp_path_factory):
     """Adapters that differ in their weights and in the number of classes."""
-    folders = {}
+    path = tmp_path_factory.mktemp("adapters")
     for seed, classes in enumerate([2, 2, 3, 5, 2]):
-        torch.manual_seed(seed)
-        model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=classes)
-        labels = dict(enumerate("abcde"[:classes]))
-        model = get_peft_model(model, HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=labels))
-        perturb(model, seed)
-        folders[f"task {seed}"] = tmp_path_factory.mktemp("adapters") / str(seed)
-        model.save_pretrained(folders[f"task {seed}"])
-    return folders
+        head = {"id2label": dict(enumerate("abcde"[:classes]))}
+        save_adapter(path / f"task {seed}", base, head=head, seed=seed)
+    return {folder.name: folder for folder in sorted(path.iterdir())}
 
 
 def near(results):
-    return [(result["label"], pytest.approx(result["score"], abs=1e-4)) for result in results]
-
-
-def seen(results):
-    return [(result["label"], result["score"]) for result in results]
+    return [{**result, "score": pytest.approx(result["score"], abs=1e-4)} for result in results]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -83,9 +73,9 @@ def test_one_graph_serves_the_batches_of_all_tasks(folders, captured, device):
     captured.clear()
     for first in range(5):
         requests = [(tasks[(first + row) % 5], WORDS[row]) for row in range(4)]
-        assert seen(bank.predict(requests)) == near(plain.predict(requests))
+        assert bank.predict(requests) == near(plain.predict(requests))
     requests = [(tasks[3], text) for text in WORDS[:4]]
-    assert seen(bank.predict(requests)) == near(plain.predict(requests))
+    assert bank.predict(requests) == near(plain.predict(requests))
     assert len(captured) == 1
 
 
@@ -103,10 +93,10 @@ def test_graphs_follow_weights_that_move(folders, captured):
     tasks = list(folders)
     bank = TaskBank({task: folders[task] for task in tasks[:2]}, compile=True)
     request = [(tasks[0], WORDS[0])]
-    before = bank.predict(request)
+    expected = bank.predict(request)
     for task in tasks[2:]:
         bank.add(task, folders[task])
-    assert bank.predict(request) == before
+    assert bank.predict(request) == expected
     assert len(captured) == 2
 
 
@@ -116,27 +106,25 @@ def test_a_predictor_with_graphs(folders, captured, device):
         load(folders["task 3"], device=device, compile=flag) for flag in (False, True)
     )
     for texts in (WORDS, WORDS[::-1]):
-        assert seen(predictor.predict(texts)) == near(plain.predict(texts))
+        assert predictor.predict(texts) == near(plain.predict(texts))
     assert len(captured) == 1
     for weight in predictor.model.parameters():
         weight.data = weight.data.clone()
-    assert seen(predictor.predict(WORDS)) == near(plain.predict(WORDS))
+    assert predictor.predict(WORDS) == near(plain.predict(WORDS))
     assert len(captured) == 2
 
 
 def test_what_cannot_be_captured_runs_as_it_is(folders, captured, tmp_path_factory, base):
     """Several tasks of a text, and adapters of other sizes."""
-    model = AutoModelForSequenceClassification.from_pretrained(base)
-    model = get_peft_model(model, HoulsbyConfig(task_type="SEQ_CLS", r=2))
-    folder = tmp_path_factory.mktemp("wide")
-    model.save_pretrained(folder)
-    plain, bank = (TaskBank(folders | {"other": folder}, compile=flag) for flag in (False, True))
+    folder = tmp_path_factory.mktemp("small")
+    save_adapter(folder, base, r=2)
+    plain, bank = (TaskBank(folders | {"small": folder}, compile=flag) for flag in (False, True))
     bank.warm_up()
     captured.clear()
     answers = bank.ask(WORDS[0])
-    assert seen(answers.values()) == near(plain.ask(WORDS[0]).values())
-    requests = [("other", WORDS[0]), ("task 1", WORDS[1])]
-    assert seen(bank.predict(requests)) == near(plain.predict(requests))
+    assert list(answers.values()) == near(plain.ask(WORDS[0]).values())
+    requests = [("small", WORDS[0]), ("task 1", WORDS[1])]
+    assert bank.predict(requests) == near(plain.predict(requests))
     assert not captured
 
 
@@ -147,18 +135,16 @@ def test_what_a_graph_would_leave_out(folders, frozen):
 
     def same(**options):
         outputs = []
-        for each in (plain, predictor):
-            encoder = each.base_model.bert
+        for predicts in (plain, predictor):
+            tuner, names = predicts.model.base_model, [predicts.name] * 2
             with (
                 torch.inference_mode(),
-                each.model.base_model._enable_peft_forward_hooks(
-                    **inputs, adapter_names=[each.name] * 2
-                ),
+                tuner._enable_peft_forward_hooks(**inputs, adapter_names=names),
             ):
-                outputs.append(encoder(**inputs, **options))
-        states, expected_states = (output.hidden_states or () for output in outputs)
-        assert len(states) == len(expected_states)
-        return torch.equal(outputs[0].last_hidden_state, outputs[1].last_hidden_state)
+                outputs.append(predicts.base_model.bert(**inputs, **options))
+        expected, computed = outputs
+        assert len(computed.hidden_states or ()) == len(expected.hidden_states or ())
+        return torch.equal(computed.last_hidden_state, expected.last_hidden_state)
 
     assert same()
     with ablate(plain.model, [0]), ablate(predictor.model, [0]):
@@ -174,15 +160,12 @@ def test_what_a_graph_would_leave_out(folders, frozen):
 def test_a_later_adapter_reads_more_than_the_first_one(folders, frozen, tmp_path, base):
     """The residual input of a sub-layer, of which the first adapter has the end alone."""
     narrow = {"layers_to_transform": [1], "positions": ["feed_forward"], "train_layer_norm": False}
-    for name, options in (("narrow", narrow), ("pfeiffer", {"kind": "pfeiffer"})):
-        model = AutoModelForSequenceClassification.from_pretrained(base)
-        model = get_peft_model(model, HoulsbyConfig(task_type="SEQ_CLS", r=4, **options))
-        perturb(model)
-        model.save_pretrained(tmp_path / name)
+    save_adapter(tmp_path / "narrow", base, **narrow)
+    save_adapter(tmp_path / "pfeiffer", base, kind="pfeiffer")
     plain, bank = (TaskBank(tmp_path, compile=flag) for flag in (False, True))
     for task in ("narrow", "pfeiffer"):
         requests = [(task, text) for text in WORDS[:2]]
-        assert seen(bank.predict(requests)) == near(plain.predict(requests))
+        assert bank.predict(requests) == near(plain.predict(requests))
 
 
 def model_of(case):
@@ -227,9 +210,9 @@ def test_a_cache_is_not_the_next_one(frozen):
 
 def test_a_copy_of_a_model_captures_its_own(folders):
     predictor = load(folders["task 3"], compile=True)
-    before = predictor.predict(WORDS)
+    expected = predictor.predict(WORDS)
     predictor.model = copy.deepcopy(predictor.model)
-    assert predictor.predict(WORDS) == before
+    assert predictor.predict(WORDS) == expected
 
 
 def test_graphs_of_two_models_take_turns(folders, monkeypatch):
@@ -248,11 +231,8 @@ def test_graphs_of_two_models_take_turns(folders, monkeypatch):
 
     monkeypatch.setattr(graphs, "_capture", capture)
     predictors = [load(folders[task], compile=True) for task in ("task 0", "task 1")]
-    threads = [threading.Thread(target=each.predict, args=(WORDS,)) for each in predictors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda predictor: predictor.predict(WORDS), predictors))
     assert most == [1, 1]
 
 
@@ -264,6 +244,6 @@ def test_layers_that_cannot_be_captured_run_as_they_are(folders, monkeypatch):
 
     plain, predictor = (load(folders["task 3"], compile=flag) for flag in (False, True))
     monkeypatch.setattr(graphs, "_capture", fail)
-    with pytest.warns(UserWarning, match="BertEncoder runs without CUDA graphs.*not permitted"):
+    with pytest.warns(UserWarning, match="not permitted"):
         predictor.predict(WORDS)
-    assert seen(predictor.predict(WORDS)) == near(plain.predict(WORDS))
+    assert predictor.predict(WORDS) == near(plain.predict(WORDS))

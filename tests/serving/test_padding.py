@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -23,8 +22,8 @@ from transformers import (
 )
 
 import houlsby_peft
-from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
-from tiny_models import perturb
+from houlsby_peft import AdapterError, TaskBank
+from hub_models import save_adapter
 
 
 WORDS = ["<eos>", "<unk>", "<pad>", "a", "fine", "film", "he", "said", "so", "who", "?", "."]
@@ -64,31 +63,19 @@ def save(folder, base, task, pad_token=None, **options):
     """Save an adapter of random weights; with a pad token, also the tokenizer that has it and
     further options.
     """
-    auto_class, head = KINDS[task]
-    torch.manual_seed(1)
-    model = get_peft_model(auto_class.from_pretrained(base, **head), HoulsbyConfig(r=4))
-    perturb(model)
-    model.save_pretrained(folder)
+    model_class, head = KINDS[task]
+    save_adapter(folder, base, model_class, head)
     if pad_token is not None:
         AutoTokenizer.from_pretrained(base, pad_token=pad_token, **options).save_pretrained(folder)
     return folder
 
 
-def flat(result):
-    """Return the numbers and texts of a result in their order."""
-    if isinstance(result, (list, dict)):
-        return [
-            item
-            for part in (result.values() if isinstance(result, dict) else result)
-            for item in flat(part)
-        ]
-    return [result if isinstance(result, str) else float(result)]
-
-
-def approximately(results):
-    return [
-        pytest.approx(each, abs=1e-5) if isinstance(each, float) else each for each in flat(results)
-    ]
+def approximately(value):
+    if isinstance(value, dict):
+        return {key: approximately(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [approximately(item) for item in value]
+    return pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize(
@@ -103,10 +90,10 @@ def test_texts_of_unlike_length_are_predicted_as_each_alone(task, pad_token, sid
     inputs = INPUTS.get(task, ["a fine film", "he said so . who ?"])
     folder = save(tmp_path, base, task, pad_token, padding_side=side)
     adapter, bank = houlsby_peft.load(folder), TaskBank({task: folder})
-    alone = [houlsby_peft.load(folder).predict(each)[0] for each in inputs]
-    assert flat(alone)
-    assert flat(adapter.predict(inputs)) == approximately(alone)
-    assert flat(bank.predict([(task, each) for each in inputs])) == approximately(alone)
+    alone = [houlsby_peft.load(folder).predict(text)[0] for text in inputs]
+    assert any(alone)
+    assert adapter.predict(inputs) == approximately(alone)
+    assert bank.predict([(task, text) for text in inputs]) == approximately(alone)
 
 
 @torch.no_grad()
@@ -121,41 +108,32 @@ def test_adapters_that_pad_with_unlike_tokens_share_a_bank(base, tmp_path):
     bank, requests = TaskBank(folders), [(task, text) for task in folders for text in texts]
     adapter = houlsby_peft.load(folders["None"])
     expected = [adapter.predict(text)[0] for text in texts] * 3
-    assert flat(bank.predict(requests)) == approximately(expected)
+    assert bank.predict(requests) == approximately(expected)
     first = houlsby_peft.load(folders["<eos>"])
     beside = houlsby_peft.load(folders["<pad>"], beside=first)
-    assert flat(beside.predict(texts)) == approximately(expected[:2])
+    assert beside.predict(texts) == approximately(expected[:2])
 
 
 @pytest.mark.parametrize("texts", [[""], ["a fine film", "  "]])
 @pytest.mark.parametrize("task", ["topic", "vector"])
 def test_a_text_without_tokens_is_refused(task, texts, base, tmp_path):
     folder = save(tmp_path, base, task, "<pad>")
-    bank = TaskBank({task: folder})
-    with pytest.raises(ValueError, match=r"must have a text to read; .*'default'"):
+    with pytest.raises(ValueError, match="text to read"):
         houlsby_peft.load(folder).predict(texts)
-    with pytest.raises(ValueError, match=f"must have a text to read; .*{task!r}"):
-        bank.predict([(task, text) for text in texts])
 
 
 def test_a_base_model_that_reads_characters(tmp_path):
     """Canine has no table of tokens, and its tokenizer does not say where its tokens are."""
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 48,
-    }
-    CanineModel(CanineConfig(**sizes, num_hash_buckets=128)).save_pretrained(tmp_path / "base")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hash_buckets": 128}
+    config = CanineConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    CanineModel(config).save_pretrained(tmp_path / "base")
     CanineTokenizer().save_pretrained(tmp_path / "base")
     folders = {task: save(tmp_path / task, tmp_path / "base", task) for task in ("topic", "answer")}
     texts = ["a fine film " * 3, "he said so . who ? " * 5]
     predictor = houlsby_peft.load(folders["topic"])
     alone = [predictor.predict(text)[0] for text in texts]
     bank = TaskBank(folders)
-    assert flat(bank.predict([("topic", text) for text in texts])) == approximately(alone)
-    with pytest.raises(
-        AdapterError, match=r"with a fast tokenizer, .* is question-answering, with a CanineTok"
-    ):
+    assert bank.predict([("topic", text) for text in texts]) == approximately(alone)
+    with pytest.raises(AdapterError, match="fast tokenizer"):
         bank.predict([("answer", ("who ?", "he said so ."))])

@@ -25,8 +25,7 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
 from houlsby_peft.predict.questions import Question, cut_arguments
-from hub_models import WORDS, make_adapter
-from tiny_models import perturb
+from hub_models import WORDS, make_adapter, save_adapter
 
 
 QUESTION = "How long does the battery last?"
@@ -41,32 +40,18 @@ def tokenizer(base) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(base)
 
 
-def save(folder, auto_class, base, seed=1, id2label=None, **options):
-    """Save an adapter of random weights without a task type; the model that was saved, in eval
-    mode.
-    """
-    labels = {} if id2label is None else {"id2label": id2label}
-    torch.manual_seed(seed)  # the head's first weights
-    model = get_peft_model(
-        auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options)
-    )
-    perturb(model, seed)
-    model.save_pretrained(folder)
-    return model.eval()
+def save(folder, model_class, base, seed=1, id2label=None, **options):
+    head = {} if id2label is None else {"id2label": id2label}
+    return save_adapter(folder, base, model_class, head, seed, **options)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_has_at_least_one_input(base, tmp_path, batch_size):
     save(tmp_path, AutoModelForSequenceClassification, base)
-    adapter = houlsby_peft.load(tmp_path)
-    bank = TaskBank({"topic": tmp_path})
-    for predict in (
-        lambda: adapter.predict(WORDS, batch_size=batch_size),
-        lambda: bank.predict([("topic", text) for text in WORDS], batch_size=batch_size),
-        lambda: bank.ask(WORDS[0], batch_size=batch_size),
-    ):
-        with pytest.raises(ValueError, match=f"batch_size must be at least 1; got {batch_size}"):
-            predict()
+    with pytest.raises(ValueError, match="batch_size"):
+        houlsby_peft.load(tmp_path).predict(WORDS, batch_size=batch_size)
+    with pytest.raises(ValueError, match="batch_size"):
+        TaskBank({"topic": tmp_path}).ask(WORDS[0], batch_size=batch_size)
 
 
 def test_inputs_may_be_generated_and_others_are_refused(base, tmp_path):
@@ -74,24 +59,21 @@ def test_inputs_may_be_generated_and_others_are_refused(base, tmp_path):
     texts = ["one", "two"]
     assert predictor.predict(text for text in texts) == predictor.predict(texts)
     for wrong in (None, 5, [None], ["\ud800"]):
-        with pytest.raises(ValueError, match=r"input must be a text|surrogates not allowed"):
+        with pytest.raises(ValueError, match=r"text|surrogates"):
             predictor.predict(wrong)
 
 
 @pytest.mark.parametrize(
-    ("columns", "wrong", "message"),
-    [
-        (["text"], ("a", "b"), "reads single texts, as it was trained on 'text'; got one of the p"),
-        (["one", "two"], "a", "reads pairs of texts, as it was trained on 'one' and 'two'; got o"),
-    ],
+    ("columns", "wrong", "word"),
+    [(["text"], ("a", "b"), "single texts"), (["one", "two"], "a", "pairs")],
 )
-def test_pairs_and_single_texts_are_not_mixed_up(columns, wrong, message, base, tmp_path):
+def test_pairs_and_single_texts_are_not_mixed_up(columns, wrong, word, base, tmp_path):
     adapter = make_adapter(tmp_path / "a", base)
     config = json.loads((adapter / "adapter_config.json").read_text())
     config["recorded"]["text_columns"] = columns
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     predictor = houlsby_peft.load(adapter, base_model=str(base))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=word):
         predictor.predict([wrong])
 
 
@@ -103,7 +85,7 @@ def test_a_panic_of_the_tokenizer_is_an_error_of_its_text(base, tmp_path, monkey
         raise panic("index out of bounds")
 
     monkeypatch.setattr(type(predictor.reader()), "encode", encode)
-    with pytest.raises(ValueError, match="cannot read 'a': index out of bounds"):
+    with pytest.raises(ValueError, match="index out of bounds"):
         predictor.predict("a")
 
 
@@ -120,26 +102,22 @@ def test_text_classification_gives_the_softmax_of_the_logits_with_the_names(
         (WORDS, tokenizer(WORDS, padding=True, return_tensors="pt")),
         (long_pair, tokenizer(*long_pair, truncation=True, max_length=64, return_tensors="pt")),
     ):
-        expected = model(**encoded).logits.softmax(-1)
-        found = adapter.predict(inputs, batch_size=5)
-        assert [item["label"] for item in found] == [names[i] for i in expected.argmax(-1).tolist()]
-        assert [item["score"] for item in found] == pytest.approx(
-            expected.amax(-1).tolist(), rel=1e-4
-        )
+        scores = model(**encoded).logits.softmax(-1)
+        expected = []
+        for row in scores:
+            label = names[int(row.argmax())]
+            expected.append({"label": label, "score": pytest.approx(float(row.max()), rel=1e-4)})
+        assert adapter.predict(inputs, batch_size=5) == expected
     assert adapter.predict([]) == []
 
 
 @torch.no_grad()
 def test_a_regression_gives_the_value_itself(base, tokenizer, tmp_path):
     model = save(tmp_path, AutoModelForSequenceClassification, base, id2label={0: "similarity"})
-    assert (
-        json.loads((tmp_path / "adapter_config.json").read_text())["recorded"]["problem_type"]
-        == "regression"
-    )
-    found = houlsby_peft.load(tmp_path).predict(WORDS)
-    expected = model(**tokenizer(WORDS, padding=True, return_tensors="pt")).logits.squeeze(-1)
-    assert [item["score"] for item in found] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-5)
-    assert {item["label"] for item in found} == {"similarity"}
+    values = model(**tokenizer(WORDS, padding=True, return_tensors="pt")).logits.squeeze(-1)
+    results = houlsby_peft.load(tmp_path).predict(WORDS)
+    for result, value in zip(results, values.tolist(), strict=True):
+        assert result == {"label": "similarity", "score": pytest.approx(value, rel=1e-3, abs=1e-5)}
 
 
 def best_answer_by_brute_force(model, tokenizer, stride, longest):
@@ -155,11 +133,8 @@ def best_answer_by_brute_force(model, tokenizer, stride, longest):
     )
     spans, starts, ends = [], [], []
     for row in range(len(windows["input_ids"])):
-        inputs = {
-            key: torch.tensor([windows[key][row]])
-            for key in ("input_ids", "token_type_ids", "attention_mask")
-        }
-        outputs = model(**inputs)
+        window = {key: torch.tensor([windows[key][row]]) for key in tokenizer.model_input_names}
+        outputs = model(**window)
         parts, offsets = windows.sequence_ids(row), windows["offset_mapping"][row]
         inside = [token for token, part in enumerate(parts) if part == 1]
         starts += [outputs.start_logits[0, token] for token in inside]
@@ -183,16 +158,12 @@ def test_question_answering_finds_the_best_span_of_all_windows(base, tokenizer, 
     assert windows > 2
     adapter = houlsby_peft.load(tmp_path)
     options = {"stride": stride, "max_answer_length": longest}
-    [found] = adapter.predict((QUESTION, CONTEXT), **options)
-    assert (found["start"], found["end"], found["answer"]) == (start, end, CONTEXT[start:end])
-    assert found["score"] == pytest.approx(score, rel=1e-4)
+    expected = {"start": start, "end": end, "answer": CONTEXT[start:end]}
+    expected["score"] = pytest.approx(score, rel=1e-3)
+    assert adapter.predict((QUESTION, CONTEXT), **options) == [expected]
     # In company, padded and in other batches, the answer is the same.
-    several = adapter.predict(
-        [("Where?", "In town."), (QUESTION, CONTEXT)], batch_size=2, **options
-    )
-    assert several[1]["answer"] == found["answer"]
-    assert several[1]["score"] == pytest.approx(found["score"], rel=1e-3)
-    assert several[0]["answer"] in "In town."
+    pairs = [("Where?", "In town."), (QUESTION, CONTEXT)]
+    assert adapter.predict(pairs, batch_size=2, **options)[1] == expected
 
 
 def test_no_answer_is_given_if_it_scores_higher_than_the_best_span_by_the_threshold(
@@ -234,13 +205,14 @@ def test_results_are_plain_and_words_are_parts_of_the_text(base, tmp_path):
     save(tmp_path / "tags", AutoModelForTokenClassification, base, id2label={0: "NAME", 1: "WORD"})
     save(tmp_path / "vector", AutoModel, base)
     text = "J\u00f6rg Wei\u00df: Best bread"
-    found = houlsby_peft.load(tmp_path / "tags").predict(text)[0]
-    assert [text[item["start"] : item["end"]] for item in found] == [item["word"] for item in found]
-    assert found[0]["word"] == "J\u00f6rg"
+    [spans] = houlsby_peft.load(tmp_path / "tags").predict(text)
+    for span in spans:
+        assert span["word"] == text[span["start"] : span["end"]]
+        assert type(span["score"]) is float
+    assert spans[0]["word"] == "J\u00f6rg"
     bank = houlsby_peft.TaskBank({task: tmp_path / task for task in ("tags", "vector")})
     requests = [("tags", text), ("vector", text)]
     assert json.loads(json.dumps(bank.predict(requests))) == bank.predict(requests)
-    assert {type(item["score"]) for item in found} == {float}
 
 
 @pytest.mark.parametrize("auto_class", [AutoModel, AutoModelForSequenceClassification])
@@ -255,23 +227,17 @@ def test_a_tokenizer_that_gives_no_mask(auto_class, base, tmp_path):
 
 @torch.no_grad()
 def test_the_pipelines_of_transformers_are_of_this_adapter(base, tmp_path):
-    for seed, names in enumerate((["a", "b"], ["x", "y", "z"])):
-        save(
-            tmp_path / str(seed),
-            AutoModelForSequenceClassification,
-            base,
-            seed,
-            dict(enumerate(names)),
-        )
+    for seed, labels in enumerate(("ab", "xyz")):
+        save_adapter(tmp_path / str(seed), base, head={"id2label": dict(enumerate(labels))})
     alone = [houlsby_peft.load(tmp_path / name).predict(WORDS) for name in "01"]
     first = houlsby_peft.load(tmp_path / "0")
-    pipeline = first.pipeline()
+    pipelines = [first.pipeline()]
     second = houlsby_peft.load(tmp_path / "1", beside=first)
+    pipelines.append(second.pipeline())
     assert [first.predict(WORDS), second.predict(WORDS)] == alone
-    for adapter, own in ((first, pipeline), (second, second.pipeline())):
-        assert [own(text)[0]["label"] for text in WORDS] == [
-            item["label"] for item in adapter.predict(WORDS)
-        ]
+    for pipeline, results in zip(pipelines, alone, strict=True):
+        labels = [pipeline(text)[0]["label"] for text in WORDS]
+        assert labels == [result["label"] for result in results]
     first.model.train()
     with pytest.raises(AdapterError, match="in training mode"):
         first.pipeline()
@@ -286,15 +252,13 @@ def test_texts_are_cut_to_the_length_of_the_training(base, tokenizer, tmp_path):
     model.base_model.records["default"].max_length = 6
     model.save_pretrained(tmp_path)
     text = " ".join(WORDS[:3])
-    found = houlsby_peft.load(tmp_path).predict(text)[0]
-    short = model(
-        **tokenizer(text, truncation=True, max_length=6, return_tensors="pt")
-    ).logits.softmax(-1)
-    whole = model(
-        **tokenizer(text, truncation=True, max_length=64, return_tensors="pt")
-    ).logits.softmax(-1)
-    assert found["score"] == pytest.approx(short.max().item(), rel=1e-4)
-    assert found["score"] != pytest.approx(whole.max().item(), rel=1e-4)
+    scores = {}
+    for length in (6, 64):
+        inputs = tokenizer(text, truncation=True, max_length=length, return_tensors="pt")
+        scores[length] = model(**inputs).logits.softmax(-1).max().item()
+    [result] = houlsby_peft.load(tmp_path).predict(text)
+    assert result["score"] == pytest.approx(scores[6], rel=1e-4)
+    assert result["score"] != pytest.approx(scores[64], rel=1e-4)
 
 
 def test_an_adapter_never_takes_the_place_of_another(base, tmp_path):
@@ -307,12 +271,12 @@ def test_an_adapter_never_takes_the_place_of_another(base, tmp_path):
     fourth = houlsby_peft.load(folders[3], beside=first)
     assert (third.name, fourth.name) == ("default_3", "default_2")
     for name in ("default", "default_3"):
-        with pytest.raises(AdapterError, match=f"has an adapter '{name}' already"):
+        with pytest.raises(AdapterError, match="already"):
             houlsby_peft.load(folders[1], beside=first, adapter_name=name)
-    with pytest.raises(AdapterError, match=r"must hold no Houlsby adapters.* Give beside="):
+    with pytest.raises(AdapterError, match="beside="):
         houlsby_peft.load(folders[1], base_model=first.model.get_base_model())
-    for predictor, known in ((first, 0), (third, 2), (fourth, 3)):
-        assert predictor.predict(WORDS) == expected[known]
+    for predictor, number in ((first, 0), (third, 2), (fourth, 3)):
+        assert predictor.predict(WORDS) == expected[number]
 
 
 def test_an_adapter_stays_as_it_was_loaded_when_its_file_is_overwritten(base, tmp_path):
@@ -321,11 +285,8 @@ def test_an_adapter_stays_as_it_was_loaded_when_its_file_is_overwritten(base, tm
     file = tmp_path / "adapter_model.safetensors"
     with file.open("r+b") as content:
         content.write(bytes(file.stat().st_size))
-    weights = [
-        weight for key, weight in predictor.model.named_parameters() if ".default." in f"{key}."
-    ]
-    assert len(weights) > 10
-    assert all(weight.any() for weight in weights)
+    for name, weight in predictor.model.named_parameters():
+        assert ".default." not in name or weight.any()
 
 
 def test_a_base_model_that_accelerate_has_placed(base, tmp_path):
@@ -348,23 +309,16 @@ def test_a_base_model_that_accelerate_has_placed(base, tmp_path):
 )
 def test_a_text_is_cut_to_the_positions_behind_that_of_padding(auto_class, labels, base, tmp_path):
     """RoBERTa's positions begin behind that of padding: of 40, 38 are left."""
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-    }
-    config = RobertaConfig(vocab_size=200, max_position_embeddings=40, pad_token_id=1, **sizes)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 48, "vocab_size": 200, "max_position_embeddings": 40}
+    config = RobertaConfig(**sizes, pad_token_id=1)
     RobertaModel(config).save_pretrained(tmp_path / "base")
     words = AutoTokenizer.from_pretrained(base).get_vocab()
     words |= {"[PAD]": 1, "[UNK]": 0}
     endless = BertTokenizer(vocab=words, model_input_names=["input_ids", "attention_mask"])
     endless.save_pretrained(tmp_path / "base")
     save(tmp_path / "adapter", auto_class, tmp_path / "base", **labels)
-    adapter, bank = (
-        houlsby_peft.load(tmp_path / "adapter"),
-        houlsby_peft.TaskBank({"a": tmp_path / "adapter"}),
-    )
+    adapter, bank = houlsby_peft.load(tmp_path / "adapter"), TaskBank({"a": tmp_path / "adapter"})
     text = (QUESTION, CONTEXT) if auto_class is AutoModelForQuestionAnswering else CONTEXT
     assert adapter.tokenizer.model_max_length > 1e20
     assert len(adapter.predict([text])) == len(bank.predict([("a", text)])) == 1
@@ -375,19 +329,10 @@ def test_another_head_cannot_be_put_beside(base, tmp_path):
     first = houlsby_peft.load(make_adapter(tmp_path / "first", base), base_model=str(base))
     expected = first.predict(WORDS)
     save(tmp_path / "qa", AutoModelForQuestionAnswering, base)
-    with pytest.raises(
-        AdapterError, match=r"must have the same kind of head; .*question-answering.*text-classif"
-    ):
+    with pytest.raises(AdapterError, match="kind of head"):
         houlsby_peft.load(tmp_path / "qa", beside=first)
     assert list(first.model.peft_config) == ["default"]
     assert first.predict(WORDS) == expected
-
-
-def test_the_base_model_can_be_given_as_a_model_and_the_tokenizer_is_its_own(base, tmp_path):
-    folder = make_adapter(tmp_path, base, "org/unreachable")
-    by_name = houlsby_peft.load(folder, base_model=str(base)).predict(WORDS)
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-    assert houlsby_peft.load(folder, base_model=model, device="cpu").predict(WORDS) == by_name
 
 
 def test_names_and_kind_that_a_model_gets_after_its_adapter_are_saved(base, tmp_path):

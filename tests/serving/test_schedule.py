@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 
 import pytest
-from peft import get_peft_model
 from transformers import AutoModelForTokenClassification
 
-from houlsby_peft import HoulsbyConfig, TaskBank
+from houlsby_peft import TaskBank
 from houlsby_peft.predict.questions import Question
 from houlsby_peft.service.schedule import Job, Schedule
-from hub_models import WORDS, make_adapter
-from tiny_models import perturb
+from hub_models import WORDS, make_adapter, save_adapter
 
 
 class FailingBank(TaskBank):
@@ -33,10 +31,7 @@ class FailingBank(TaskBank):
 def bank(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("schedule")
     tags = {0: "O", 1: "B-PER", 2: "I-PER"}
-    model = AutoModelForTokenClassification.from_pretrained(base, id2label=tags)
-    adapted = get_peft_model(model, HoulsbyConfig(r=4))
-    perturb(adapted, 1)
-    adapted.save_pretrained(folder / "people")
+    save_adapter(folder / "people", base, AutoModelForTokenClassification, {"id2label": tags})
     tasks = {"people": folder / "people"}
     for seed, task in enumerate(("first", "second")):
         tasks[task] = make_adapter(folder / task, base, str(base), seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import signal
 import threading
@@ -16,7 +15,7 @@ import pytest
 
 from houlsby_peft_cli import main
 from houlsby_peft_serve import ServiceOptions, add_flags, read_options
-from hub_models import WORDS, make_adapter
+from hub_models import WORDS
 
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -24,16 +23,7 @@ from houlsby_peft.service.server import listen
 from running_service import ServiceProcess
 
 
-TASKS = ("first", "second", "third")
-
-
-@pytest.fixture(scope="module")
-def folder(base, tmp_path_factory):
-    """A folder with three adapters, which stays as it is."""
-    path = tmp_path_factory.mktemp("service") / "adapters"
-    for seed, task in enumerate(TASKS):
-        make_adapter(path / task, base, str(base), seed)
-    return path
+TASKS = ("first", "second", "third")  # of the fixture `folder`
 
 
 def end_under_load(service, clients):
@@ -55,29 +45,33 @@ def end_under_load(service, clients):
     for thread in threads:
         thread.start()
     time.sleep(1)
-    before = len(outcomes)
+    until_signal = len(outcomes)
     service.process.send_signal(signal.SIGTERM)
     for thread in threads:
         thread.join(60)
     assert service.process.wait(60) == 0
-    assert len(outcomes) > before > 0
+    assert len(outcomes) > until_signal > 0
     return outcomes
 
 
 def test_one_process_serves_and_ends_without_dropping_a_connection(folder, tmp_path):
+    import psutil
+
     adapters = shutil.copytree(folder, tmp_path / "adapters")
     flags = ["--watch", "0.3", "--log", "json", "--access-log"]
     with ServiceProcess(adapters, tmp_path / "log.txt", *flags) as service:
-        check_one_process(service, adapters, folder)
+        assert psutil.Process(service.process.pid).children(recursive=True) == []
+        row = {"inputs": [{"task": "first", "text": "a"}]}
+        assert service.post("/predict", row, x_request_id="abc")[0] == 200
+        assert service.predict({"task": "lost\n{", "text": "a"})[0] == 404
+        check_watched_folder(service, adapters)
+        with pytest.raises(SystemExit, match=f"port {service.port}"):
+            main(["serve", "--adapters", str(folder), "--port", str(service.port)])
+        assert set(end_under_load(service, 8)) == {200}
+        check_log([json.loads(line) for line in service.log.read_text().splitlines()])
 
 
-def check_one_process(service, adapters, folder):
-    import psutil
-
-    assert psutil.Process(service.process.pid).children(recursive=True) == []
-    row = {"inputs": [{"task": "first", "text": "a"}]}
-    assert service.post("/predict", row, x_request_id="abc")[0] == 200
-    assert service.predict({"task": "lost\n{", "text": "a"})[0] == 404
+def check_watched_folder(service, adapters):
     (adapters / "second").rename(adapters / "new")
     (adapters / "third" / "adapter_model.safetensors").write_bytes(b"no tensors")
     end = time.time() + 30
@@ -86,54 +80,45 @@ def check_one_process(service, adapters, folder):
         time.sleep(0.1)
     assert service.predict({"task": "new", "text": "a"})[0] == 200
     assert service.predict({"task": "second", "text": "a"})[0] == 404
-    with pytest.raises(SystemExit, match=f"port {service.port} of 127.0.0.1.*another --port"):
-        main(["serve", "--adapters", str(folder), "--port", str(service.port)])
-    assert set(end_under_load(service, 8)) == {200}
-    lines = [json.loads(line) for line in service.log.read_text().splitlines()]
+
+
+def check_log(lines):
     messages = [line["message"] for line in lines]
     changes = [message for message in messages if message.startswith("Task ")]
     expected = [f"Task '{task}' was added." for task in (*TASKS, "new")]
     assert sorted(changes) == sorted([*expected, "Task 'second' was removed."])
     assert sum("'third' cannot be loaded" in message for message in messages) == 1
+    assert not any("/health" in message for message in messages)
     [line] = [line for line in lines if line.get("request_id") == "abc"]
     del line["time"], line["message"], line["seconds"]
     assert line == {
-        "level": "info",
-        "logger": "houlsby_peft.access",
-        "method": "POST",
-        "route": "/predict",
-        "status": 200,
-        "task": "first",
-        "rows": 1,
-        "request_id": "abc",
-    }
-    assert not any("/health" in message for message in messages)
+        "level": "info", "logger": "houlsby_peft.access", "method": "POST", "route": "/predict",
+        "status": 200, "task": "first", "rows": 1, "request_id": "abc",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("flags", "rule"),
+    ("flags", "word"),
     [
-        (["--port", "70000"], "--port must be from 0 to 65535; got 70000"),
-        (["--batch-size", "0"], "--batch-size must be at least 1"),
-        (["--watch", "-1"], "--watch must be at least 0"),
-        (["--cpus", "-1"], "--cpus must be at least 0"),
-        (["--max-rows", "0"], "--max-rows must be at least 1"),
-        (["--gpus", "99"], "--gpus must be at most"),
+        (["--port", "70000"], "--port"),
+        (["--batch-size", "0"], "--batch-size"),
+        (["--watch", "-1"], "--watch"),
+        (["--cpus", "-1"], "--cpus"),
+        (["--max-rows", "0"], "--max-rows"),
+        (["--gpus", "99"], "--gpus"),
         (["other"], "given once"),
-        (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines.*--tokens"),
-        (["--host", "192.0.2.77", "--open"], "port 8000 of 192.0.2.77.*--host"),
-        (["--tokens", "{folder}/first/adapter_config.json"], "adapter_config.json must be YAML"),
+        (["--host", "0.0.0.0"], "--tokens"),
+        (["--host", "192.0.2.77", "--open"], "--host"),
+        (["--tokens", "{folder}/first/adapter_config.json"], "YAML"),
     ],
 )
-def test_an_address_that_cannot_be_served_is_refused(folder, flags, rule):
+def test_an_address_that_cannot_be_served_is_refused(folder, flags, word):
     flags = [flag.format(folder=folder) for flag in flags]
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit, match=word):
         main(["serve", "--adapters", str(folder), *flags])
-    assert re.search(rule, str(caught.value)), caught.value
 
 
 def test_options_come_from_the_command_line_and_the_environment(folder, monkeypatch):
-    parser = argparse.ArgumentParser()
     for name, value in {
         "ADAPTERS": str(folder),
         "BATCH_SIZE": "7",
@@ -142,23 +127,20 @@ def test_options_come_from_the_command_line_and_the_environment(folder, monkeypa
         "TOKENS": "predict: x",
     }.items():
         monkeypatch.setenv(f"HOULSBY_{name}", value)
-    add_flags(parser)
-    words = ["--batch-size", "9", "--watch", "0"]
-    assert read_options(parser.parse_args([*words, "/"])).adapters == "/"
-    options = read_options(parser.parse_args(words))
-    assert options == ServiceOptions(
+    assert options_of("--batch-size", "9", "--watch", "0") == ServiceOptions(
         str(folder), batch_size=9, hosts=("a.example", "b.example"), access_log=True, watch=0.0
     )
-    monkeypatch.delenv("HOULSBY_ADAPTERS")
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    options = read_options(parser.parse_args([str(folder), "--no-access-log"]))
-    assert (options.adapters, options.access_log) == (str(folder), False)
+    assert options_of("/").adapters == "/"
+    assert options_of("--no-access-log").access_log is False
     monkeypatch.setenv("HOULSBY_ACCESS_LOG", "perhaps")
+    with pytest.raises(ValueError, match="HOULSBY_ACCESS_LOG"):
+        options_of(str(folder))
+
+
+def options_of(*words):
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    with pytest.raises(ValueError, match="HOULSBY_ACCESS_LOG"):
-        read_options(parser.parse_args([str(folder)]))
+    return read_options(parser.parse_args(words))
 
 
 def test_a_port_is_taken_from_the_moment_of_listening():
@@ -207,12 +189,12 @@ def check_replicas(service, adapters):
             assert status == 200
             assert content["predictions"][0]["score"] == pytest.approx(score, rel=1e-4)
     with ThreadPoolExecutor(200) as pool:
-        found = pool.map(lambda _: service.predict(row)[0], range(400))
-        assert set(found) == {200, 503}
+        statuses = pool.map(lambda _: service.predict(row)[0], range(400))
+        assert set(statuses) == {200, 503}
     children = psutil.Process(service.process.pid).children(recursive=True)
     assert set(end_under_load(service, 4)) == {200}
-    _, left = psutil.wait_procs(children, timeout=10)
-    assert left == []
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ CLIENTS = 8
 
 def put(source, target):
     """Put an adapter at a path, also in place of another one, in one step."""
-    new = target.with_name(f".{target.name}")
-    new.symlink_to(source, target_is_directory=True)
-    new.replace(target)
+    link = target.with_name(f".{target.name}")
+    link.symlink_to(source, target_is_directory=True)
+    link.replace(target)
 
 
 def change(adapters, sources, stopped, may_change):

@@ -63,18 +63,31 @@ def make_base(folder: Path, seed: int = 0, **changes: object) -> Path:
     return folder
 
 
+def save_adapter(
+    folder: Path,
+    base: Path,
+    model_class: type = AutoModelForSequenceClassification,
+    head: dict[str, object] | None = None,
+    seed: int = 1,
+    **options: object,
+) -> PeftModel:
+    """Save an adapter with random weights; return the model that has it, in eval mode."""
+    torch.manual_seed(seed)  # the head's first weights
+    model = model_class.from_pretrained(base, **(head or {}))
+    adapted: PeftModel = get_peft_model(model, HoulsbyConfig(**{"r": 4, **options}))
+    perturb(adapted, seed)
+    adapted.save_pretrained(folder)
+    return adapted.eval()
+
+
 def make_adapter(
     folder: Path, base: Path, base_name: str = BASE, seed: int = 1, **options: object
 ) -> Path:
     """Save an adapter with random weights, for three classes, as if trained on the base model
     called `base_name`.
     """
-    torch.manual_seed(seed)  # the head's first weights
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-    config = HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), **options)
-    adapted: PeftModel = get_peft_model(model, config)
-    perturb(adapted, seed)
-    adapted.save_pretrained(folder)
+    names = {"task_type": "SEQ_CLS", "id2label": dict(enumerate(LABELS))}
+    save_adapter(folder, base, head={"num_labels": 3}, seed=seed, **names, **options)
     path = folder / "adapter_config.json"
     path.write_text(
         json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base_name})

@@ -11,7 +11,9 @@ import fnmatch
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 from starlette.applications import Starlette
@@ -51,14 +53,9 @@ class Repo:
     def commit(self, message: str, changes: dict[str, bytes | None]) -> Commit:
         """Add a commit; a content of None deletes the file."""
         files = {**(self.commits[-1].files if self.commits else {}), **changes}
+        files = {path: content for path, content in files.items() if content is not None}
         oid = hashlib.sha1(f"{self.name} {len(self.commits)}".encode()).hexdigest()
-        self.commits.append(
-            Commit(
-                oid,
-                message,
-                {path: content for path, content in files.items() if content is not None},
-            )
-        )
+        self.commits.append(Commit(oid, message, files))
         return self.commits[-1]
 
     @property
@@ -113,10 +110,10 @@ def who(request: Request) -> tuple[str, str] | None:
     header = request.headers.get("authorization")
     if header is None:
         return None
-    found = TOKENS.get(header.removeprefix("Bearer "))
-    if found is None:
+    user = TOKENS.get(header.removeprefix("Bearer "))
+    if user is None:
         raise Refused(401, "Invalid credentials in Authorization header")
-    return found
+    return user
 
 
 def find_repo(request: Request, to_write: bool = False) -> Repo:
@@ -136,10 +133,10 @@ def may_write(user: tuple[str, str] | None, repo_id: str) -> bool:
 def find_commit(request: Request) -> tuple[Repo, Commit]:
     repo, revision = find_repo(request), request.path_params.get("revision", "main")
     oid = repo.head.oid if revision == "main" else revision
-    found = next((commit for commit in repo.commits if commit.oid == oid), None)
-    if found is None:
-        raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-    return repo, found
+    for commit in repo.commits:
+        if commit.oid == oid:
+            return repo, commit
+    raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
 
 def is_lfs(path: str) -> bool:
@@ -148,11 +145,9 @@ def is_lfs(path: str) -> bool:
 
 def etag(path: str, content: bytes) -> str:
     """A large file's SHA-256, another file's git hash."""
-    return (
-        hashlib.sha256(content).hexdigest()
-        if is_lfs(path)
-        else hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    )
+    if is_lfs(path):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 async def whoami(request: Request) -> Response:
@@ -168,40 +163,39 @@ async def whoami(request: Request) -> Response:
 async def validate_yaml(request: Request) -> Response:
     """Some of the rules that the Hub has for the metadata of a card."""
     text = (await request.json())["content"]
-    found = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
-    data = (yaml.safe_load(found[1]) if found else None) or {}
-    errors = []
-    for key in ("base_model", "datasets"):
-        names = data.get(key) or []
-        for name in names if isinstance(names, list) else [names]:
-            if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
-                errors.append(
-                    f'"{key}" with value "{name}" is not valid. Use a model or dataset id from https://hf.co.'
-                )
-    errors += [
-        f'"license" must be one of {LICENSES}'
-        for _ in [0]
-        if data.get("license", "other") not in LICENSES
+    metadata = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    data = (yaml.safe_load(metadata[1]) if metadata else None) or {}
+    errors = [
+        *_errors_of_names(data, "base_model"),
+        *_errors_of_names(data, "datasets"),
+        *_errors_of_choice(data, "license", LICENSES),
+        *_errors_of_choice(data, "language", LANGUAGES),
+        *_errors_of_results(data),
     ]
-    errors += [
-        f'"language" must be one of {LANGUAGES}'
-        for _ in [0]
-        if data.get("language", "en") not in LANGUAGES
-    ]
-    for result in (data.get("model-index") or [{}])[0].get("results", []):
-        values = [
-            result.get("task", {}).get("type"),
-            *(result["dataset"].get(key) for key in ("name", "type")),
-        ]
-        values += [
-            result["dataset"][key]
-            for key in ("config", "split", "revision")
-            if key in result["dataset"]
-        ]
-        if not all(isinstance(value, str) for value in values):
-            errors.append('"model-index" needs text for task.type and for the fields of dataset')
     answer = {"errors": [{"message": message} for message in errors], "warnings": []}
     return JSONResponse(answer, 400 if errors else 200)
+
+
+def _errors_of_names(data: dict[str, Any], key: str) -> Iterator[str]:
+    names = data.get(key) or []
+    for name in names if isinstance(names, list) else [names]:
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
+            yield f'"{key}" with value "{name}" is not valid.'
+
+
+def _errors_of_choice(data: dict[str, Any], key: str, choices: set[str]) -> Iterator[str]:
+    if key in data and data[key] not in choices:
+        yield f'"{key}" must be one of {choices}'
+
+
+def _errors_of_results(data: dict[str, Any]) -> Iterator[str]:
+    for model in data.get("model-index", []):
+        for result in model["results"]:
+            dataset = result["dataset"]
+            texts = [dataset.get(key, "") for key in ("config", "split", "revision")]
+            texts += [result.get("task", {}).get("type"), dataset.get("name"), dataset.get("type")]
+            if not all(isinstance(text, str) for text in texts):
+                yield '"model-index" needs text for task.type and for the fields of dataset'
 
 
 async def create(request: Request) -> Response:
@@ -210,11 +204,7 @@ async def create(request: Request) -> Response:
     if user is None:
         raise Refused(401, "Invalid username or password.")
     if user[1] != "write" or not may_write(user, name):
-        raise Refused(
-            403,
-            "You don't have the rights to create a model under the namespace "
-            f'"{name.partition("/")[0]}"',
-        )
+        raise Refused(403, f"You don't have the rights to create a model called {name}")
     if re.search(r"admin|\.git$", asked["name"]):
         raise Refused(400, f"Invalid repo name: {asked['name']} is reserved")
     repos = request.app.state.store.repos
@@ -230,34 +220,24 @@ async def create(request: Request) -> Response:
 
 
 async def info(request: Request) -> Response:
-    repo, found = find_commit(request)
-    siblings = [{"rfilename": path} for path in found.files]
-    return JSONResponse(
-        {
-            "id": repo.name,
-            "sha": found.oid,
-            "private": repo.private,
-            "siblings": siblings,
-            "tags": [],
-        }
-    )
+    repo, commit = find_commit(request)
+    siblings = [{"rfilename": path} for path in commit.files]
+    facts = {"id": repo.name, "sha": commit.oid, "private": repo.private, "tags": []}
+    return JSONResponse({**facts, "siblings": siblings})
 
 
 async def tree(request: Request) -> Response:
-    _, found = find_commit(request)
+    _, commit = find_commit(request)
     folder = request.path_params.get("folder")
-    if folder and not any(path.startswith(f"{folder}/") for path in found.files):
+    if folder and not any(path.startswith(f"{folder}/") for path in commit.files):
         raise Refused(404, f"{folder} does not exist", "EntryNotFound")
     entries = []
-    for path, content in found.files.items():
-        entry = {
-            "type": "file",
-            "path": path,
-            "size": len(content),
-            "oid": hashlib.sha1(content).hexdigest(),
-        }
-        lfs = {"oid": etag(path, content), "size": len(content), "pointerSize": 134}
-        entries.append(entry | ({"lfs": lfs} if is_lfs(path) else {}))
+    for path, content in commit.files.items():
+        size, oid = len(content), hashlib.sha1(content).hexdigest()
+        entry = {"type": "file", "path": path, "size": size, "oid": oid}
+        if is_lfs(path):
+            entry["lfs"] = {"oid": etag(path, content), "size": size, "pointerSize": 134}
+        entries.append(entry)
     return JSONResponse(entries)
 
 
@@ -265,16 +245,10 @@ async def preupload(request: Request) -> Response:
     repo = find_repo(request, to_write=True)
     files = []
     for file in (await request.json())["files"]:
-        path, old = file["path"], repo.head.files.get(file["path"])
-        mode = "lfs" if is_lfs(path) else "regular"
-        files.append(
-            {
-                "path": path,
-                "uploadMode": mode,
-                "shouldIgnore": False,
-                "oid": old and etag(path, old),
-            }
-        )
+        path, stored = file["path"], repo.head.files.get(file["path"])
+        entry = {"path": path, "uploadMode": "lfs" if is_lfs(path) else "regular"}
+        oid = stored and etag(path, stored)
+        files.append({**entry, "shouldIgnore": False, "oid": oid})
     return JSONResponse({"files": files})
 
 
@@ -314,19 +288,18 @@ async def commit(request: Request) -> Response:
             changes[value["path"]] = request.app.state.store.objects[value["oid"]]
         else:
             raise Refused(400, f"{line['key']} of {value['path']} is not possible")
-    new = repo.commit(header["value"]["summary"], changes)
-    url = f"{request.base_url}{repo.name}/commit/{new.oid}"
-    return JSONResponse(
-        {"success": True, "commitOid": new.oid, "commitUrl": url, "pullRequestUrl": None}
-    )
+    oid = repo.commit(header["value"]["summary"], changes).oid
+    url = f"{request.base_url}{repo.name}/commit/{oid}"
+    return JSONResponse({"success": True, "commitOid": oid, "commitUrl": url})
 
 
 async def resolve(request: Request) -> Response:
-    _, found = find_commit(request)
+    _, commit = find_commit(request)
     path = request.path_params["path"]
-    if path not in found.files:
+    if path not in commit.files:
         refused = Refused(404, f"{path} does not exist", "EntryNotFound").response
-        refused.headers["X-Repo-Commit"] = found.oid
+        refused.headers["X-Repo-Commit"] = commit.oid
         return refused
-    headers = {"ETag": f'"{etag(path, found.files[path])}"', "X-Repo-Commit": found.oid}
-    return Response(found.files[path], headers=headers, media_type="application/octet-stream")
+    content = commit.files[path]
+    headers = {"ETag": f'"{etag(path, content)}"', "X-Repo-Commit": commit.oid}
+    return Response(content, headers=headers, media_type="application/octet-stream")

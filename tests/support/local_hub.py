@@ -127,12 +127,9 @@ class LocalHub:
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("HF_")
         }
-        own = {
-            "HF_ENDPOINT": self.url,
-            "HF_HOME": str(home),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
-        return {**inherited, **own, **QUIET, **({"HF_TOKEN": token} if token else {}), **changes}
+        paths = {"HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+        tokens = {"HF_TOKEN": token} if token else {}
+        return {**inherited, "HF_ENDPOINT": self.url, **paths, **QUIET, **tokens, **changes}
 
     def call(self, function: Callable[..., Any], *arguments: Any, **environment: Any) -> Any:
         """Call a function in a new client process, whose working folder is `home`, with its own
@@ -148,24 +145,23 @@ class LocalHub:
             json.dumps([function.__module__, function.__name__, arguments, changed]) + "\n"
         )
         clients.stdin.flush()
-        result, said = None, []
+        printed: list[str] = []
         for line in iter(clients.stdout.readline, "END\n"):
-            assert line, "".join(said)
-            said.append(line)
-            result = line.removeprefix("RESULT ") if line.startswith("RESULT ") else result
-        assert result is not None, "".join(said)
-        return json.loads(result)
+            assert line, "".join(printed)
+            printed.append(line)
+        results = [line for line in printed if line.startswith("RESULT ")]
+        assert results, "".join(printed)
+        return json.loads(results[-1].removeprefix("RESULT "))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application: the protocol, and the faults before it."""
         request = Request(scope, receive)
         self.requests.append(f"{request.method} {request.url.path}")
-        fault = next(
-            (fault for fault in self.faults if fault.times and _hits(fault, request)), None
-        )
-        if fault is None:
+        faults = [fault for fault in self.faults if fault.times and _hits(fault, request)]
+        if not faults:
             await self._app(scope, receive, send)
             return
+        fault = faults[0]
         fault.times -= 1
         if fault.how == "overtaken":
             name = "/".join(request.url.path.split("/")[3:5])
