@@ -9,7 +9,7 @@ import torch
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from ..method.modules import cast, copy_of, device_of, dtype_of, hidden_states_of
+from ..method.modules import cast, copy_of, device_of, dtype_of
 from ..method.tuner_layer import BASE, Batch, KeepsFrozen, ModelState, batch_of
 from ..registration import LOADS_BY_PEFT
 from .finding import find_head
@@ -52,8 +52,7 @@ class HoulsbyHead(KeepsFrozen, ModulesToSaveWrapper):
         dtype, dtype_of_base = dtype_of(head), dtype_of(self.original_module)
         if dtype is None or dtype_of_base is None:
             return head(*args, **kwargs)
-        is_cast = self.is_last and hidden_states_of(args, kwargs).dtype != dtype
-        if dtype == dtype_of_base and not is_cast:
+        if dtype == dtype_of_base and not self.is_last:
             return head(*args, **kwargs)
         cast_args, cast_kwargs = cast((args, kwargs), dtype)
         output = head(*cast_args, **cast_kwargs)
