@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from functools import wraps
 from unittest.mock import patch
 
 import numpy as np
@@ -47,6 +48,7 @@ def ladders(encoder, table, tmp_path_factory):
     folder, texts = tmp_path_factory.mktemp("ladders"), 0
     forward = BertLayer.forward
 
+    @wraps(forward)
     def count(layer, hidden, *args, **kwargs):
         nonlocal texts
         if layer.attention.self.layer_idx == 0:
