@@ -29,7 +29,13 @@ CACHED = ", kept states"
 
 
 def by_tasks_of_a_text(
-    shape: str, length: int, widths: list[int], numbers: list[int], rounds: int, at_most: float
+    shape: str,
+    length: int,
+    widths: list[int],
+    numbers: list[int],
+    rounds: int,
+    at_most: float,
+    beneath: int = 0,
 ) -> Rows:
     """Measure one text with 1 to many ladders, relative to a pass with one task.
 
@@ -40,6 +46,8 @@ def by_tasks_of_a_text(
         numbers: Numbers of tasks.
         rounds: Number of rounds.
         at_most: See `interleaved`; for each width.
+        beneath: Number of adapters of r=64 beneath the ladders. As in a `TaskBank`, there is a pass
+            for each, with its part of the tasks. All are equal, which changes no time.
 
     Returns:
         A row for each width and number.
@@ -47,16 +55,28 @@ def by_tasks_of_a_text(
     text = torch.randint(0, 30522, (1, length))
     rows: Rows = []
     for width in widths:
-        model = with_adapters(shape, max(numbers), torch.float32, "cpu", kind="ladder", r=width)
+        options = {"kind": "ladder", "r": width}
+        with TemporaryDirectory() as folder:
+            if beneath:
+                with_adapters(shape, 1, torch.float32).save_pretrained(folder)
+                options["beneath"] = str(Path(folder, "task_0"))
+            model = with_adapters(shape, max(numbers), torch.float32, "cpu", **options)
         calls: dict[object, Callable[[], object]] = {}
         calls["base model"] = partial(evaluate, model, text, ["__base__"])
         for number in numbers:
-            names = [f"task_{task}" for task in range(number)]
-            calls[number] = partial(evaluate, model, text, [names])
+            calls[number] = partial(_run_passes, model, text, number, max(1, beneath))
         _check(model, text, max(numbers))
         for number, row in compared(interleaved(calls, rounds, "cpu", at_most), 1).items():
-            rows.append({"shape": shape, "tokens": length, "r": width, "tasks": number, **row})
+            facts = {"shape": shape, "tokens": length, "r": width, "beneath": beneath}
+            rows.append({**facts, "tasks": number, **row})
     return rows
+
+
+def _run_passes(model: PeftModel, text: torch.Tensor, number: int, passes: int) -> None:
+    """Run the tasks of a text, with a part of them in each pass."""
+    names = [f"task_{task}" for task in range(number)]
+    for part in range(min(passes, number)):
+        evaluate(model, text, [names[part::passes]])
 
 
 def _check(model: PeftModel, text: torch.Tensor, number: int) -> None:
@@ -106,6 +126,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="Rows of a training step.")
     parser.add_argument("--widths", type=int, nargs="+", default=[96, 192])
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--beneath", type=int, default=0, help="Number of adapters beneath.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -114,7 +135,9 @@ def main() -> None:
     shape, length, rounds = arguments.shape, arguments.tokens, arguments.rounds
     rows: Rows = []
     if "tasks" in arguments.parts:
-        rows += by_tasks_of_a_text(shape, length, arguments.widths, arguments.tasks, rounds, 240)
+        rows += by_tasks_of_a_text(
+            shape, length, arguments.widths, arguments.tasks, rounds, 240, arguments.beneath
+        )
     if "steps" in arguments.parts:
         rows += steps(shape, arguments.rows, length, arguments.widths, rounds)
     for row in rows:

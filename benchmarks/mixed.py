@@ -155,12 +155,13 @@ def with_adapters(
         for added in (
             getattr(layer, name) for layer in layers for name in layer.adapter_layer_names
         ):
-            for name in (f"task_{task}" for task in range(1, number if added else 1)):
+            for name in (f"task_{task}" for task in range(1, number if "task_0" in added else 1)):
                 added[name] = copy.deepcopy(added["task_0"])
                 for weight in added[name].parameters():
                     weight.data += 0.01 * torch.randn_like(weight)
     for task in range(1, number):
-        model.peft_config[f"task_{task}"] = model.peft_config["task_0"]
+        for of_adapters in (model.peft_config, state_of(model).records):
+            of_adapters[f"task_{task}"] = of_adapters["task_0"]
     return model.eval()
 
 

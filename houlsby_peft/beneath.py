@@ -43,7 +43,7 @@ def open_beneath(config: HoulsbyConfig, token: str | None = None) -> SavedAdapte
     """
     if config.beneath is None or config.opened_beneath is not None:
         return config.opened_beneath  # type: ignore[no-any-return]
-    recorded = (config.loaded.record.beneath if config.loaded else None) or {}
+    recorded = (config.loaded and config.loaded.record.beneath) or {}
     try:
         saved = SavedAdapter.open(config.beneath, recorded.get("commit"), token)
     except (AdapterError, HubError) as error:  # of a name that the user may never have given
@@ -55,7 +55,7 @@ def open_beneath(config: HoulsbyConfig, token: str | None = None) -> SavedAdapte
             f"and trained tokens; {saved.name} is not (kind {options.kind!r}). Give another one as "
             "beneath."
         )
-    if recorded and recorded.get("sha256") != describe(saved)["sha256"]:
+    if config.loaded is not None and recorded.get("sha256") != describe(saved)["sha256"]:
         raise AdapterError(
             "A ladder needs the adapter beneath it that it was trained on; "
             f"{saved.name} has changed since, or is another one. {_REMEDY}"

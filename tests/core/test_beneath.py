@@ -236,7 +236,7 @@ def test_what_cannot_lie_beneath_is_refused(common, tmp_path):
         get_peft_model(tiny_bert(seed=5), ladder_on(common[0]))
 
 
-@pytest.mark.parametrize("change", ["weights", "activation", "other"])
+@pytest.mark.parametrize("change", ["weights", "activation", "other", "no record"])
 def test_another_adapter_than_in_training_is_refused(common, tmp_path, change):
     folder = tmp_path / "ladder"
     with_ladder(common[0]).save_pretrained(folder)
@@ -244,9 +244,12 @@ def test_another_adapter_than_in_training_is_refused(common, tmp_path, change):
         file = tmp_path / "common_0" / "adapter_model.safetensors"
         save_file({key: 2 * weight for key, weight in load_file(file).items()}, file)
     else:
-        path = folder if change == "other" else tmp_path / "common_0"
+        path = tmp_path / "common_0" if change == "activation" else folder
         fields = json.loads(file_of(path).read_text())
-        fields |= {"beneath": common[1]} if change == "other" else {"activation": "relu"}
+        if change == "no record":
+            del fields["recorded"]["beneath"]
+        else:
+            fields |= {"beneath": common[1]} if change == "other" else {"activation": "relu"}
         file_of(path).write_text(json.dumps(fields))
     with pytest.raises(AdapterError, match="that it was trained on"):
         PeftModel.from_pretrained(tiny_bert(), folder)
