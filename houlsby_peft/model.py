@@ -86,8 +86,8 @@ class HoulsbyModel(BaseTuner):
         An adapter of this name, as of an earlier `get_peft_model` on the same base model, is
         replaced. If anything fails, the model is as it was before.
 
-        The places come from the configuration and, for a saved adapter, from its record. They do
-        not come from `state_dict`, in which a shared bottleneck appears only at its owner.
+        The places come from the configuration and, for a saved adapter, from its record. If an
+        adapter's `state_dict` is given, those of them that have weights in it.
 
         Raises:
             ValueError: There is nothing to adapt, or the name cannot be given.
@@ -98,6 +98,8 @@ class HoulsbyModel(BaseTuner):
         self._before = Snapshot(model, adapter_name, self._state.records)
         beneath = open_beneath(config)
         self._plan = plan = Plan(model, config)
+        if state_dict is not None:
+            plan.leave_out_others(state_dict)
         plan.check(adapter_name)
         record = plan.new_record(adapter_name)
         record.beneath = None if beneath is None else describe(beneath)

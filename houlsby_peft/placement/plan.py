@@ -34,6 +34,7 @@ from ..method.modules import (
     wrapped_modules,
 )
 from ..method.tuner_layer import BASE, HoulsbyTunerLayer, ModelState
+from ..registration import PREFIX
 from ..saved.fingerprint import compare_fingerprints, fingerprint, report_other_base
 from ..saved.record import AdapterRecord, Place, fold_places
 from ..saved.weights import FILE_PREFIX, first_of
@@ -43,6 +44,8 @@ from .selection import is_included
 from .view import View, output_width
 
 
+# What the names in a compiled model begin with.
+_COMPILED = "_orig_mod."
 # The parts of names that adapters add to those of a model.
 _NAMES_OF_WRAPPERS = (
     *("base_layer", "original_module", "modules_to_save"),
@@ -118,6 +121,20 @@ class Plan:
         self._check_apart(names)
         self._log_random(names)
         return new_heads(self.view.model, self.config, names)
+
+    def leave_out_others(self, weights: Collection[str]) -> None:
+        """Leave out the places of which an adapter's weights, by name, have none.
+
+        A shared bottleneck has them at its owner alone.
+        """
+        named = set()
+        for name in weights:
+            key = name.rpartition(f".{PREFIX}")[0]
+            named.add(key.removeprefix(FILE_PREFIX).removeprefix(_COMPILED))
+        for key in list(self.places):
+            if self.owners.get(key, key).removeprefix(_COMPILED) not in named:
+                for by_key in (self.places, self.bottlenecks, self.couplings, self.widths):
+                    by_key.pop(key, None)
 
     def reference(self, place: Place) -> nn.Module:
         """Return the module of the base model that determines width, device and dtype."""

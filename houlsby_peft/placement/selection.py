@@ -138,11 +138,7 @@ def find_norms(
             width = output_width(place.key, view.modules[place.projection])
             layer = place.stack, place.layer
             narrowest[layer] = min(width, narrowest.get(layer, width))
-    norms: dict[tuple[str, int] | None, dict[str, int]] = {}
-    for key in _separate_norms(view, config, bottlenecks):
-        around = [layer for layer in narrowest if is_inside(key, full_name(*layer))]
-        widths = norms.setdefault(around[0] if around else None, {})
-        widths[key] = output_width(key, view.modules[key])
+    norms = _separate_norms(view, config, bottlenecks, narrowest)
     for layer_around, widths in norms.items():
         for key, width in widths.items():
             # Norms of queries and keys are inside the attention, not around a sub-layer. Most are
@@ -156,19 +152,28 @@ def find_norms(
 
 
 def _separate_norms(
-    view: View, config: HoulsbyConfig, bottlenecks: Collection[str]
-) -> Iterator[str]:
-    """Yield the norms that may train by themselves, outside of adapted modules and heads."""
+    view: View,
+    config: HoulsbyConfig,
+    bottlenecks: Collection[str],
+    layers: Collection[tuple[str, int]],
+) -> dict[tuple[str, int] | None, dict[str, int]]:
+    """Return the norms outside of adapted modules and heads, each with its width, by the layer that
+    they are in; None: in none of these layers.
+    """
     wholes = list(bottlenecks)
     if config.modules_to_save != []:
         wholes += view.head
     shared = tuple(f".{SHARED_NORMS[kind]}" for kind in view.types.values() if kind in SHARED_NORMS)
+    norms: dict[tuple[str, int] | None, dict[str, int]] = {}
     for key, module in view.modules.items():
         is_shared = f".{key}".endswith(shared)
         if not is_norm(module) or is_shared or is_in_any(key, wholes):
             continue
         if is_included(key, config):
-            yield key
+            around = [layer for layer in layers if is_inside(key, full_name(*layer))]
+            widths = norms.setdefault(around[0] if around else None, {})
+            widths[key] = output_width(key, module)
+    return norms
 
 
 def _as_list(option: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from peft import (
 from transformers import AutoModelForSequenceClassification, pipeline
 
 import houlsby_peft
-from houlsby_peft import HoulsbyConfig
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from tiny_models import perturb, tiny_bert
 
 
@@ -130,6 +130,25 @@ def test_a_compiled_model_gets_an_adapter_by_its_tensors(token_ids):
     keys_of_compiled = {f"_orig_mod.{key}": value for key, value in weights.items()}
     model = inject_adapter_in_model(HoulsbyConfig(r=4), compiled, state_dict=keys_of_compiled)
     set_peft_model_state_dict(model._orig_mod, weights)
+    torch.testing.assert_close(model.eval()(token_ids).logits, source(token_ids).logits)
+
+
+def test_weights_of_some_layers_give_an_adapter_in_these_alone(token_ids):
+    """They share a bottleneck, whose weights are at the first of its places."""
+    options = {"r": 4, "share_layers": 2, "init_weights": False}
+    upper = HoulsbyConfig(**options, layers_to_transform=[2, 3])
+    source = get_peft_model(tiny_bert(num_hidden_layers=4), upper).eval()
+    perturb(source)
+    weights = {
+        key.removeprefix("base_model.model."): value
+        for key, value in get_peft_model_state_dict(source).items()
+    }
+    base = tiny_bert(num_hidden_layers=4)
+    model = inject_adapter_in_model(HoulsbyConfig(**options), base, state_dict=weights)
+    adapted = [name for name, part in model.named_modules() if isinstance(part, HoulsbyLayer)]
+    ends = ("attention.output.dropout", "output.dropout")
+    assert adapted == [f"bert.encoder.layer.{index}.{end}" for index in (2, 3) for end in ends]
+    set_peft_model_state_dict(model, weights)
     torch.testing.assert_close(model.eval()(token_ids).logits, source(token_ids).logits)
 
 
