@@ -96,8 +96,8 @@ def find_text_columns(
     elif count == 2:
         rule = "A pair needs two columns of usual names, such as question and context"
     raise AdapterError(
-        f"{rule}; the file has {', '.join(columns)}. Name it: "
-        "--text_columns. If the first row is no header: --no_header."
+        f"{rule}; the file has {shortened(', '.join(columns))}. Name it: --text_columns. If the "
+        "first row is no header: --no_header."
     )
 
 

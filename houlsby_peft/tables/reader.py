@@ -106,6 +106,7 @@ def _read_separated(table: Table, text: str) -> Cells:
     """Return the fields of each line, of empty ones as well."""
     import pandas as pd
 
+    text = re.sub(r"^sep=.\r?\n", "", text, count=1)  # which tells Excel the separator
     lines = list(filter(None, text.split("\n", _SAMPLED)[:_SAMPLED]))
     table.separator = _find_separator(lines, SEPARATED[table.format])
     names = lines[0].split(table.separator)[1:] if lines else []

@@ -116,7 +116,9 @@ def _find_doubts(labels: Labels) -> list[str]:
         if are_numbers(labels.names):
             doubts.append("numbers as classes; for a score, give --problem_type regression")
         for separator in "|;,":
-            if len([name for name in labels.names if separator in name]) > 1:
+            joined = [name for name in labels.names if separator in name]
+            parts = {part.strip() for name in joined for part in name.split(separator)}
+            if len(joined) > 1 or parts & {*labels.names}:
                 doubts.append(f"several labels in one text? Give --label_separator '{separator}'")
     spellings: dict[str, list[str]] = {}
     for name in labels.names:

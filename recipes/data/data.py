@@ -19,7 +19,7 @@ from run.run import WHERE
 
 
 _WIDTH_OF_TEXT = 15  # characters of a column, on average, that is taken for the text
-_LISTED = 5  # rows in a message
+_LISTED, _MOST_COLUMNS = 5, 20  # rows and columns in a message
 
 
 def locate(data: Dataset, row: int) -> str:
@@ -56,6 +56,12 @@ def locate_first(data: Dataset, rows: Sequence[int]) -> str:
 def columns_of(data: Dataset) -> list[str]:
     """Return the columns of the user's file."""
     return [name for name in data.column_names if name != WHERE]
+
+
+def list_columns(data: Dataset) -> str:
+    """Return the columns of the user's file for a message, the first ones of many."""
+    columns = columns_of(data)
+    return ", ".join(columns[:_MOST_COLUMNS]) + ", ..." * (len(columns) > _MOST_COLUMNS)
 
 
 def rows_of(data: Dataset, columns: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -101,11 +107,11 @@ def _find_other(data: Dataset, label_columns: Sequence[str]) -> str | None:
     others = [name for name in columns if name.strip().lower() not in usual]
     if len(others) == 1 < len(columns):
         return others[0]
+    if len(columns) != 2:
+        return None
     counts = {name: len(set(map(str, data[name]))) for name in columns}
-    most, fewest = max(counts.values()), min(counts.values())
-    if len(columns) == 2 and most > len(data) / 2 >= fewest:
-        return max(counts, key=counts.__getitem__)
-    return None
+    is_clear = max(counts.values()) > len(data) / 2 >= min(counts.values())
+    return max(counts, key=counts.__getitem__) if is_clear else None
 
 
 def _find_longest(data: Dataset) -> str | None:
@@ -130,7 +136,7 @@ def find_column(data: Dataset, named: str | None, usual: Sequence[str], flag: st
             return column
     description = repr(named) if named else f"named {' or '.join(usual)}"
     raise RecipeError(
-        f"There is no column {description}, only {', '.join(columns)}. Name it with {flag}."
+        f"There is no column {description}, only {list_columns(data)}. Name it with {flag}."
     )
 
 
@@ -142,7 +148,7 @@ def check_columns(
     missing = [column for column in needed if column not in data.column_names]
     if missing:
         raise RecipeError(
-            f"{name} lacks the columns {', '.join(missing)}; it has {', '.join(columns_of(data))}. "
+            f"{name} lacks the columns {', '.join(missing)}; it has {list_columns(data)}. "
             "Rename the columns of the file, or name others with flags."
         )
     for column in text_columns:

@@ -17,7 +17,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset
 
-from data.data import columns_of, keep_rows, locate, rows_of
+from data.data import columns_of, keep_rows, list_columns, locate, rows_of
 from data.exports import suggest_table
 from houlsby_peft.tables import LABEL_COLUMNS, match_column
 from run.edge import RecipeError, log
@@ -68,7 +68,7 @@ def _no_label_column(train: Dataset, description: str, candidates: Sequence[str]
     counts = _count_few_values(train, candidates)
     guesses = " or ".join(f"{name} ({count} values)" for name, count in counts.items())
     return RecipeError(
-        f"There is no column {description}, only {', '.join(columns_of(train))}. Name the label "
+        f"There is no column {description}, only {list_columns(train)}. Name the label "
         f"with --label_columns{'; it may be ' * bool(guesses)}{guesses}.{suggest_table(train)}"
     )
 
@@ -76,8 +76,9 @@ def _no_label_column(train: Dataset, description: str, candidates: Sequence[str]
 def _count_few_values(train: Dataset, columns: Sequence[str]) -> dict[str, int]:
     """Return the number of values of the columns that have few, as a column of classes has."""
     counts = {}
+    values = train.select_columns([*columns])[:]  # at once, as each column takes time by itself
     for name in columns:
-        count = len(set(map(str, train[name])))
+        count = len(set(map(str, values[name])))
         if 1 < count <= min(FEW_VALUES, len(train) / 2):
             counts[name] = count
     return counts
@@ -252,7 +253,7 @@ def find_label_column(
 
 
 _REMEDIES = {
-    "objects": "Take the labels out of them: df[{column!r}].str['label']",
+    "objects": "Take the labels out of them: df[{column!r}].str[{key!r}]",
     "a score for each class": "Take the highest: df[{column!r}].map(lambda c: max(c, key=c.get))",
     "probabilities": "Take the most probable: df[{column!r}].map(numpy.argmax)",
     "votes": "Take the most frequent: df[{column!r}].map(statistics.mode)",
@@ -275,9 +276,10 @@ def _refuse_other_forms(
             form = "percentages"
         if form is not None:
             where = locate(train, list(train[column]).index(value))
+            key = next(iter(value)) if isinstance(value, dict) and value else "label"
             raise RecipeError(
                 f"{column!r} must hold classes or numbers, {where} has {form}: {str(value)[:50]}. "
-                f"{_REMEDIES[form].format(column=column)}."
+                f"{_REMEDIES[form].format(column=column, key=key)}."
             )
 
 

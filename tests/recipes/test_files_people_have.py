@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import time
 import zipfile
 from pathlib import Path
 from typing import ClassVar
@@ -95,6 +96,23 @@ class TestLabels:
         task = load(write_jsonl(tmp_path / "a.jsonl", rows))
         assert task.kind.names == ("class_0", "class_1", "class_2")
         assert sorted(set(labels_of(task))) == ["class_0; class_2", "class_1"]
+
+    def test_a_joined_label_is_said(self, tmp_path, capsys):
+        """A part is a class by itself, but too few are to split the others."""
+        task = load(write_csv(tmp_path, ["billing, angry", "billing", "other"] * 5))
+        assert task.kind.problem_type == SINGLE
+        assert "Give --label_separator ','" in capsys.readouterr().out
+
+    def test_many_columns(self, tmp_path):
+        """Looking for the labels takes no time that grows with the square of the columns."""
+        names = ["text", *(f"c{number}" for number in range(1_000))]
+        lines = [",".join(names)]
+        lines += [",".join([text.replace(",", ""), *"z" * 1_000]) for text in TEXTS]
+        (tmp_path / "a.csv").write_text("\n".join(lines))
+        begin = time.perf_counter()
+        with pytest.raises(RecipeError, match="Name the label"):
+            load(tmp_path / "a.csv")
+        assert time.perf_counter() - begin < 60
 
     def test_spellings_are_said_and_merged_on_request(self, tmp_path, capsys):
         path = write_csv(tmp_path, ["billing", "Billing ", "billing", "other"] * 5)
@@ -534,7 +552,7 @@ class TestRefused:
             answers = [{"label": {"value": "xy"[number % 2]}, "by": "a"}]
             rows.append({"id": "1", "data": {"text": text}, "responses": answers})
         path = write_jsonl(tmp_path / "a.jsonl", rows)
-        with pytest.raises(RecipeError, match="nearest form that is read is Label Studio's") as e:
+        with pytest.raises(AdapterError, match="nearest form that is read is Label Studio's") as e:
             load(path)
         line = str(e.value).partition("To make a table: ")[2]
         exec(line, {"pandas": pd, "FILE": str(path)})
@@ -568,6 +586,7 @@ class TestSheets:
         ("name", "text", "column", "value"),
         [
             ("a.xls", "text\tlabel\nan a\tx\n", "label", "x"),
+            ("a.csv", "sep=;\ntext;label\nan, a;x\n", "label", "x"),
             ("a.jsonl", '{\n "text": "a",\n "label": "x"\n}\n{"text": "b"}', "label", "x"),
             ("a.txt", "__label__x a text\n__label__y b\n", "label", "x"),
             ("a.csv", 'Q1,Q2\nText?,Class?\n"{""ImportId"":""1""}",b\nx,y\n', "Q2", "y"),
