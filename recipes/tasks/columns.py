@@ -185,7 +185,7 @@ def _row_of(task: str, result: Mapping[str, Any]) -> dict[str, Any]:
         "baseline": result.get("baseline", {}).get("scores", {}).get(chosen),
         "test": (result["test"] or {}).get(chosen),
         "examples": result["dataset"]["rows"].get("train"),
-        "seconds": result.get("seconds"),
+        "seconds": round(result["seconds"]) if "seconds" in result else None,
     }
 
 
