@@ -80,18 +80,16 @@ def outputs(model, batch, names):
     """
     with torch.no_grad():
         result = model(**batch, adapter_names=list(names))
-    return {
-        name: value
-        for name, value in result.items()
-        if torch.is_tensor(value)
-        and value.is_floating_point()
-        and value.dim() > 1
-        and not name.startswith("logits_per_")
-    }
+    numbers = {}
+    for name, value in result.items():
+        has_rows = torch.is_tensor(value) and value.is_floating_point() and value.dim() > 1
+        if has_rows and not name.startswith("logits_per_"):
+            numbers[name] = value
+    return numbers
 
 
-def is_close(one, other):
-    return (one - other).norm() <= 1e-3 * other.norm() + 1e-6
+def is_close(computed, expected):
+    return (computed - expected).norm() <= 1e-3 * expected.norm() + 1e-6
 
 
 def find_wrong_rows(model, batch, names):
@@ -148,13 +146,13 @@ def adapted_model(model_type):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_model_type():
-    draw, found = random.Random(0), Counter()
+    draw, outcomes = random.Random(0), Counter()
     types = [name for name in CONFIG_MAPPING if CONFIG_MAPPING[name] in MODEL_MAPPING]
     for model_type in types:
         torch.manual_seed(0)
         built = adapted_model(model_type)
         if built is None:
-            found["not built"] += 1
+            outcomes["not built"] += 1
             continue
         model, make = built
         # The length is a multiple of the rows, and once equal to it.
@@ -162,9 +160,9 @@ def test_every_model_type():
             names = ["one", *draw.choices(["one", "two", BASE], k=rows - 2), "two"]
             try:
                 assert find_wrong_rows(model, make(rows), names) == [], model_type
-                found["right"] += 1
+                outcomes["right"] += 1
             except AdapterError as error:
-                found["refused"] += 1
+                outcomes["refused"] += 1
                 print(model_type, rows, error)
-    print(found)
-    assert found["right"] > 300
+    print(outcomes)
+    assert outcomes["right"] > 300

@@ -4,6 +4,9 @@ them.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import partial
+
 import pytest
 import torch
 from peft import get_peft_model
@@ -28,10 +31,9 @@ ALL_ROWS = ("bloom", "timesformer:places")
 
 def adapted(base, first=None, layers=(1,), **second):
     """A model with the adapters "one" and "two", which are far from the identity."""
-    model = get_peft_model(
-        base, HoulsbyConfig(r=4, layers_to_transform=[*layers], **(first or {})), "one"
-    )
-    model.add_adapter("two", HoulsbyConfig(**{"r": 2, "layers_to_transform": [*layers], **second}))
+    layers = {"layers_to_transform": [*layers]}
+    model = get_peft_model(base, HoulsbyConfig(r=4, **layers, **(first or {})), "one")
+    model.add_adapter("two", HoulsbyConfig(**{"r": 2, **layers, **second}))
     for seed, name in enumerate(("one", "two")):
         model.set_adapter(name)
         perturb(model, seed=seed, scale=0.3)
@@ -42,39 +44,48 @@ def tensors(result):
     return {name: value for name, value in result.items() if torch.is_tensor(value) and value.dim()}
 
 
+@contextmanager
+def counted_rows(model):
+    """Within this context, the number of rows of each layer in a list is counted."""
+    sizes = {}
+
+    def count(name, _, args, kwargs, output):
+        first, *_ = filter(torch.is_tensor, (*args, *kwargs.values()))
+        sizes[name] = len(first)
+
+    lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    handles = []
+    for name, layer in model.named_modules():
+        if name.rpartition(".")[0] in lists:
+            # After the forward pass, as rows may be widened before it.
+            hook = partial(count, name)
+            handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+    yield sizes
+    for handle in handles:
+        handle.remove()
+
+
 @torch.no_grad()
 def check(model, batch, names=NAMES):
     """Compare with the batch of repeated rows; return the number of rows of each layer, and whether
     all bits agree.
     """
-    rows = [row for row, own in enumerate(names) for _ in own]
+    rows, flat = [], []
+    for row, names_of_row in enumerate(names):
+        rows += [row] * len(names_of_row)
+        flat += names_of_row
     repeated = {name: value[rows] for name, value in batch.items()}
-    expected = tensors(model(**repeated, adapter_names=[name for own in names for name in own]))
-    sizes = {}
-
-    def count(name, args, kwargs):
-        sizes[name] = len(
-            next(value for value in (*args, *kwargs.values()) if torch.is_tensor(value))
-        )
-
-    lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    handles = [
-        layer.register_forward_hook(
-            lambda _, args, kwargs, output, name=name: count(name, args, kwargs), with_kwargs=True
-        )
-        for name, layer in model.named_modules()
-        if name.rpartition(".")[0] in lists
-    ]
-    found = tensors(model(**batch, adapter_names=names))
-    for handle in handles:
-        handle.remove()
-    assert found.keys() == expected.keys()
+    expected = tensors(model(**repeated, adapter_names=flat))
+    with counted_rows(model) as sizes:
+        computed = tensors(model(**batch, adapter_names=names))
+    assert computed.keys() == expected.keys()
+    is_equal = True
     for name, value in expected.items():
         # A matrix product may round otherwise for another number of rows.
-        torch.testing.assert_close(
-            found[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max())
-        )
-    return sizes, all(torch.equal(found[name], value) for name, value in expected.items())
+        atol = 1e-6 * float(value.abs().max())
+        torch.testing.assert_close(computed[name], value, rtol=1e-6, atol=atol)
+        is_equal &= torch.equal(computed[name], value)
+    return sizes, is_equal
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -105,12 +116,13 @@ def test_layers_below_the_lowest_adapter_of_the_batch_run_once_for_a_text_and_ot
     assert [sizes[f"{layer}.{number}"] for number in range(4)] == [3, 3, 3, 7]
     sizes, _ = check(adapted(tiny_bert(), {"train_layer_norm": "all"}, layers=(3,)), batch)
     assert set(sizes.values()) == {7}, "the norm of the embeddings differs"
-    model, batch = (
-        adapted(tiny_bert(), layers=(3,), layers_to_transform=[1]),
-        {"input_ids": token_ids[:2]},
-    )
-    assert check(model, batch, [["one", BASE], ["one"]])[0][f"{layer}.1"] == 2
-    assert check(model, batch, [["one", "two"], ["one"]])[0][f"{layer}.1"] == 3
+
+
+def test_the_lowest_adapter_is_that_of_the_batch(token_ids):
+    model = adapted(tiny_bert(), layers=(3,), layers_to_transform=[1])
+    batch, layer = {"input_ids": token_ids[:2]}, "base_model.model.bert.encoder.layer.1"
+    assert check(model, batch, [["one", BASE], ["one"]])[0][layer] == 2
+    assert check(model, batch, [["one", "two"], ["one"]])[0][layer] == 3
 
 
 @pytest.mark.parametrize("length", [1, 3, 5, 7])
@@ -142,7 +154,7 @@ def test_prompts_of_a_decoder_and_not_its_generation():
     model = adapted(gpt2(), layers=(3,))
     sizes, _ = check(model, {"input_ids": IDS[:4]})
     assert sizes["base_model.model.transformer.h.0"] == 3
-    with pytest.raises(ValueError, match="runs once, and not a generation"):
+    with pytest.raises(ValueError, match="generation"):
         model.generate(input_ids=IDS[:2], adapter_names=[["one", "two"], ["one"]], max_new_tokens=2)
 
 
@@ -158,7 +170,7 @@ def test_a_compiled_model_runs_all_rows_to_the_same_output(token_ids):
 
 def test_what_does_not_fit_the_batch(token_ids):
     model = adapted(tiny_bert(), layers=(3,))
-    with pytest.raises(ValueError, match="got 2 and 5"):
+    with pytest.raises(ValueError, match="2 and 5"):
         model(token_ids, adapter_names=[["one"], ["two"]])
-    with pytest.raises(ValueError, match=r"non-existing adapter\(s\): three"):
+    with pytest.raises(ValueError, match="three"):
         model(token_ids[:2], adapter_names=[["one"], ["three"]])

@@ -66,19 +66,10 @@ def test_generation_for_rows_of_different_adapters(build, options):
     """Prompts of different lengths are padded on the left in the batch, and not padded alone."""
     task = "SEQ_2_SEQ_LM" if build is t5 else "CAUSAL_LM"
     model = add(seeded(build), "one", HoulsbyConfig(task_type=task, r=4), seed=1)
-    model = add(
-        model,
-        "two",
-        HoulsbyConfig(task_type=task, r=2, share_layers=1, train_layer_norm=False),
-        seed=2,
-    )
-    options = {
-        "do_sample": False,
-        "max_new_tokens": 5,
-        "min_new_tokens": 5,
-        "pad_token_id": 0,
-        **options,
-    }
+    fields = {"r": 2, "share_layers": 1, "train_layer_norm": False}
+    model = add(model, "two", HoulsbyConfig(task_type=task, **fields), seed=2)
+    options = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5, **options}
+    options["pad_token_id"] = 0
     names, padding = ["one", BASE, "two", "one"], [0, 2, 1, 0] if build is llama else [0] * 4
     mask = torch.stack([(torch.arange(IDS.shape[1]) >= length).long() for length in padding])
     inputs = {"input_ids": IDS[:4], "attention_mask": mask}
@@ -87,10 +78,10 @@ def test_generation_for_rows_of_different_adapters(build, options):
     expected = []
     for row, name in enumerate(names):
         with alone(model, name):
-            inputs_of_row = {
-                key: value[row : row + 1, padding[row] :] for key, value in inputs.items()
-            }
-            expected.append(model.generate(**inputs_of_row, **options)[:, -5:])
+            alone_inputs = {}
+            for key, value in inputs.items():
+                alone_inputs[key] = value[row : row + 1, padding[row] :]
+            expected.append(model.generate(**alone_inputs, **options)[:, -5:])
     assert torch.equal(mixed, torch.cat(expected))
     with alone(model, BASE):
         assert not torch.equal(mixed, model.generate(**inputs, **options)[:, -5:])
@@ -109,17 +100,14 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
 def test_requests_that_would_give_wrong_rows_are_refused(task_type, token_ids):
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4, task_type=task_type), seed=1)
-    with pytest.raises(
-        ValueError, match=r"non-existing adapter\(s\): three, two\. Loaded are one; .*'__base__'"
-    ):
+    with pytest.raises(ValueError, match="three, two"):
         model(token_ids, adapter_names=["one", "two", "three", BASE, "one"])
+    batch = {"attention_mask": torch.ones_like(token_ids), "input_ids": token_ids}
     for names in (["one"], ["one"] * 10, ["one", BASE] * 5):
-        with pytest.raises(ValueError, match=f"number of inputs, but got {len(names)} and 5"):
-            model(
-                attention_mask=torch.ones_like(token_ids), input_ids=token_ids, adapter_names=names
-            )
+        with pytest.raises(ValueError, match=f"{len(names)} and 5"):
+            model(**batch, adapter_names=names)
     model.train()
-    with pytest.raises(ValueError, match=r"training mode; call model\.eval\(\) first"):
+    with pytest.raises(ValueError, match="training mode"):
         model(token_ids, adapter_names=["one"] * 5)
 
 
@@ -128,21 +116,18 @@ def test_a_head_that_gives_no_tensor_is_refused():
     model = get_peft_model(Recurrent(), config, adapter_name="one").eval()
     x = torch.randn(2, 3, 4)
     assert model(x).shape == x.shape
-    with pytest.raises(TypeError, match="one tensor with a row per example; GRU does not"):
+    with pytest.raises(TypeError, match="GRU"):
         model(x, adapter_names=["one", BASE])
 
 
 def test_rows_of_adapters_that_train_tokens_of_their_own_and_of_ones_that_train_none(token_ids):
-    options = {
-        "first": None,
-        "second": [3, 5],
-        "third": {"word_embeddings": [int(token_ids[0, 1])]},
-    }
+    by_name = {"word_embeddings": [int(token_ids[0, 1])]}
+    tokens = {"first": None, "second": [3, 5], "third": by_name}
     model = tiny_bert()
-    for seed, (name, tokens) in enumerate(options.items()):
-        model = add(model, name, HoulsbyConfig(r=4, trainable_token_indices=tokens), seed=seed)
+    for seed, (name, indices) in enumerate(tokens.items()):
+        model = add(model, name, HoulsbyConfig(r=4, trainable_token_indices=indices), seed=seed)
     names = ["third", "first", BASE, "second", "third"]
-    for active in options:
+    for active in tokens:
         model.set_adapter(active)
         mixed = model(token_ids, adapter_names=names).logits
         for row, name in enumerate(names):
@@ -177,43 +162,50 @@ class Gated(Bottleneck):
         return torch.sigmoid(self.gate(hidden)) * super().branch(hidden)
 
 
-@pytest.mark.parametrize(
-    "change", ["activation with a weight", "further weights", "another method"]
-)
-def test_variants_compute_in_a_mixed_batch_what_they_compute_alone(change, token_ids, monkeypatch):
-    """The last one changes `Bottleneck` itself."""
-    activation = "prelu" if change == "activation with a weight" else "gelu"
+def with_variants(activation="gelu"):
+    """A model with a plain adapter and two others, of a variant."""
     model = add(tiny_bert(), "plain", HoulsbyConfig(r=4, scaling=2.0), seed=1)
     for seed, name in enumerate(("one", "two")):
         model = add(model, name, HoulsbyConfig(r=4, activation=activation), seed=seed + 2)
-    if change == "further weights":
-        for layer in model.modules():
-            if isinstance(layer, HoulsbyLayer):
-                for name in ("one", "two"):
-                    layer.update_layer(name, Gated(32, 4, init_weights=False))
-    if change == "another method":
-        base_branch = Bottleneck.branch
-        monkeypatch.setattr(
-            Bottleneck, "branch", lambda self, hidden: base_branch(self, hidden).clamp(-0.05, 0.05)
-        )
+    return model.eval()
+
+
+def check_variants(model, token_ids):
     names = ["two", "plain", "one", BASE, BASE]
-    mixed = model.eval()(token_ids, adapter_names=names).logits
-    for name in ("plain", "one", "two"):
+    mixed = model(token_ids, adapter_names=names).logits
+    for row, name in enumerate(names[:3]):
         model.set_adapter(name)
-        rows = [row for row, other in enumerate(names) if other == name]
-        torch.testing.assert_close(mixed[rows], model(token_ids[rows]).logits, atol=1e-5, rtol=1e-5)
+        expected = model(token_ids).logits[row]
+        torch.testing.assert_close(mixed[row], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_activation_with_a_weight(token_ids):
+    check_variants(with_variants(activation="prelu"), token_ids)
+
+
+def test_a_bottleneck_with_further_weights(token_ids):
+    model = with_variants()
+    for layer in model.modules():
+        if isinstance(layer, HoulsbyLayer):
+            layer.update_layer("one", Gated(32, 4, init_weights=False))
+            layer.update_layer("two", Gated(32, 4, init_weights=False))
+    check_variants(model.eval(), token_ids)
+
+
+def test_a_bottleneck_whose_method_has_been_changed(token_ids, monkeypatch):
+    branch = Bottleneck.branch
+    monkeypatch.setattr(
+        Bottleneck, "branch", lambda self, hidden: branch(self, hidden).clamp(-0.05, 0.05)
+    )
+    check_variants(with_variants(), token_ids)
 
 
 def test_the_gradients_of_a_mixed_batch_are_those_of_its_rows():
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
     model = add(model, "two", HoulsbyConfig(r=4), seed=2)
-    names, inputs = (
-        ["one"] * 2 + ["two"] * 3,
-        torch.rand(5, 6, 32, requires_grad=True),
-    )  # stacked, with padding
-    [mixed] = torch.autograd.grad(
-        model(inputs_embeds=inputs, adapter_names=names).logits.sum(), inputs
-    )
+    names, inputs = ["one"] * 2 + ["two"] * 3, torch.rand(5, 6, 32, requires_grad=True)
+    logits = model(inputs_embeds=inputs, adapter_names=names).logits
+    [mixed] = torch.autograd.grad(logits.sum(), inputs)
     for name, rows in (("one", slice(2)), ("two", slice(2, 5))):
         model.set_adapter(name)
         [expected] = torch.autograd.grad(model(inputs_embeds=inputs).logits[rows].sum(), inputs)
@@ -224,20 +216,15 @@ def test_threads_get_the_answers_of_their_own_texts_and_adapters(token_ids):
     """Also a bottleneck that reads the residual input, which is kept for it."""
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
     model = add(model, "two", HoulsbyConfig(r=4, kind="pfeiffer"), seed=2)
-    batches: list[list[str] | None] = [
-        ["one", "two"] * 2,
-        ["two", BASE, "one", "one"],
-        ["two"] * 4,
-        None,
-    ]
+    batches = (["one", "two"] * 2, ["two", BASE, "one", "one"], ["two"] * 4)
+    options = [{"adapter_names": names} for names in batches] + [{}]
 
     def run(number):
-        names = batches[number % 4]
+        ids = token_ids[:4].roll(number % 5, 0)
         with torch.no_grad():
-            ids = token_ids[:4].roll(number % 5, 0)
-            return model(ids, **({} if names is None else {"adapter_names": names})).logits
+            return model(ids, **options[number % 4]).logits
 
     expected = [run(number) for number in range(20)]
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(run, [*range(20)] * 4))
-    assert all(torch.equal(each, expected[number % 20]) for number, each in enumerate(found))
+        for number, logits in enumerate(threads.map(run, [*range(20)] * 4)):
+            assert torch.equal(logits, expected[number % 20])

@@ -93,22 +93,11 @@ def llava():
 
 def qwen2_vl():
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-    vision = {
-        "depth": 2,
-        "embed_dim": 16,
-        "hidden_size": 16,
-        "num_heads": 2,
-        "mlp_ratio": 2,
-        "patch_size": 4,
-    }
-    parts = {
-        "text_config": {**TEXT, "rope_parameters": rope},
-        "vision_config": {**vision, "spatial_merge_size": 2},
-    }
-    return build(
-        transformers.Qwen2VLForConditionalGeneration,
-        config("Qwen2VL", **parts, image_token_id=IMAGE_TOKEN, vision_start_token_id=57),
-    )
+    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2}
+    vision |= {"patch_size": 4, "spatial_merge_size": 2}
+    parts = {"text_config": {**TEXT, "rope_parameters": rope}, "vision_config": vision}
+    tokens = {"image_token_id": IMAGE_TOKEN, "vision_start_token_id": 57}
+    return build(transformers.Qwen2VLForConditionalGeneration, config("Qwen2VL", **parts, **tokens))
 
 
 def images_among_tokens(*images):
@@ -135,27 +124,21 @@ def patches_among_tokens(*images):
     }
 
 
+TEXT_AND_IMAGE = {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}
+AT_ENDS = {"target_modules": ["ff.layer_2"]}
 REFUSED = {
-    "sequence first": (
-        xlnet, {"input_ids": ids(2, 2)}, {"target_modules": ["ff.layer_2"]}, "one row alone has",
-    ),
-    "all images in a row": (llava, images_among_tokens(2, 0), {}, "may belong to any row"),
-    "packed images": (qwen2_vl, patches_among_tokens(2, 0), {}, "may belong to any row"),
-    "two towers": (
-        CASES["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {},
-        "may belong to any row",
-    ),
-}  # fmt: skip
+    "sequence first": (xlnet, {"input_ids": ids(2, 2)}, AT_ENDS, "alone"),
+    "all images in a row": (llava, images_among_tokens(2, 0), {}, "any row"),
+    "packed images": (qwen2_vl, patches_among_tokens(2, 0), {}, "any row"),
+    "two towers": (CASES["clip"].model, TEXT_AND_IMAGE, {}, "any row"),
+}
 
 
-@pytest.mark.parametrize(("make", "batch", "options", "problem"), REFUSED.values(), ids=REFUSED)
-def test_rows_that_are_unknown(make, batch, options, problem):
+@pytest.mark.parametrize(("make", "batch", "options", "word"), REFUSED.values(), ids=REFUSED)
+def test_rows_that_are_unknown(make, batch, options, word):
     model = with_adapters(make(), **options)
-    with pytest.raises(
-        AdapterError, match=rf"got the shape \(.*\) at .*\.0\..* for 2 rows.*{problem}.*separately"
-    ) as e:
+    with pytest.raises(AdapterError, match=word):
         outputs(model, batch, ["one", "two"])
-    assert "\n" not in str(e.value)
     # Rows of one adapter need not be known.
     model(**batch, adapter_names=["two", "two"])
 
@@ -164,7 +147,7 @@ def test_images_are_refused_after_a_batch_without_them_and_the_text_still_runs()
     model = with_adapters(llava())
     for _ in range(2):
         check(model, {"input_ids": ids(2, 12)}, ["one", "two"])
-        with pytest.raises(AdapterError, match="may belong to any row"):
+        with pytest.raises(AdapterError, match="any row"):
             outputs(model, images_among_tokens(1, 1), ["one", "two"])
 
 
@@ -228,9 +211,7 @@ def test_arrangements(arrange, restore, is_right):
             outputs(model, {"x": x}, names)
             x[0, : length // 2] = 0
             if length > 1:
-                with pytest.raises(
-                    AdapterError, match="rows have different numbers of hidden states"
-                ):
+                with pytest.raises(AdapterError, match="different numbers"):
                     outputs(model, {"x": x}, names)
         else:
             # Of a single part, both orders are the same, so that it may be right.

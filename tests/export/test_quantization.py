@@ -65,9 +65,9 @@ def test_every_linear_layer_is_quantized_and_the_outputs_stay_close(model, token
         assert type(module) is not torch.nn.Linear or type(module.weight.data) is not torch.Tensor
     for options in ({}, {"adapter_names": ["second"] * 5}, {"adapter_names": NAMES}):
         expected = model(input_ids=token_ids, **options).logits
-        found = quantized(input_ids=token_ids, **options).logits
-        assert found.isinf().equal(expected.isinf())  # the padding of heads with fewer labels
-        difference = (found - expected).nan_to_num(nan=0).abs().max()
+        logits = quantized(input_ids=token_ids, **options).logits
+        assert logits.isinf().equal(expected.isinf())  # the padding of heads with fewer labels
+        difference = (logits - expected).nan_to_num(nan=0).abs().max()
         assert 0 < difference < 0.1 * expected[expected.isfinite()].abs().max()
     # Each row is what its adapter gives alone.
     mixed = quantized(input_ids=token_ids, adapter_names=NAMES).logits
@@ -78,10 +78,8 @@ def test_every_linear_layer_is_quantized_and_the_outputs_stay_close(model, token
 def test_a_loaded_adapter_predicts_after_quantization_in_place(base, tmp_path):
     adapter = houlsby_peft.load(make_adapter(tmp_path / "adapter", base, str(base)))
     texts = [text for text, _ in TEXTS]
-    before = adapter.predict(texts)
+    in_full = [result["score"] for result in adapter.predict(texts)]
     with_torch_ao(adapter.model, inplace=True)
-    after = adapter.predict(texts)
-    assert [item["score"] for item in after] != [item["score"] for item in before]
-    assert [item["score"] for item in after] == pytest.approx(
-        [item["score"] for item in before], abs=0.1
-    )
+    quantized = [result["score"] for result in adapter.predict(texts)]
+    assert quantized != in_full
+    assert quantized == pytest.approx(in_full, abs=0.1)

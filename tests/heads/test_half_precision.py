@@ -7,10 +7,7 @@ from __future__ import annotations
 import torch
 from peft import get_peft_model
 from torch.nn import functional as F
-from transformers import (
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-)
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig
 from tiny_models import perturb, tiny_bert
@@ -70,7 +67,7 @@ def test_what_the_base_model_goes_on_with_has_its_dtype(token_ids):
     base = half_bert()
     model = adapted(base, modules_to_save=["bert.embeddings", "pooler"])
     assert dtypes(model, "embeddings") == dtypes(model, "pooler") == {torch.float32}
-    found = []
-    base.bert.pooler.register_forward_hook(lambda *call: found.append(call[-1].dtype))
+    pooled = []
+    base.bert.pooler.register_forward_hook(lambda *call: pooled.append(call[-1].dtype))
     model(token_ids)
-    assert found == [torch.bfloat16]
+    assert pooled == [torch.bfloat16]

@@ -26,6 +26,7 @@ from transformers import (
 
 from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig, ablate
+from model_states import assert_same_tensors, tensors_of, trained_names
 from tiny_models import TINY_BERT, perturb, perturb_adapter, tiny_bert
 
 
@@ -35,72 +36,67 @@ def labels(number: int) -> dict[int, str]:
 
 def tiny_roberta(**changes) -> RobertaForSequenceClassification:
     torch.manual_seed(0)
-    options = {
-        "vocab_size": 99,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    return RobertaForSequenceClassification(
-        RobertaConfig(**options, intermediate_size=16, **changes)
-    ).eval()
+    sizes = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
+    config = RobertaConfig(**sizes, num_attention_heads=2, **changes)
+    return RobertaForSequenceClassification(config).eval()
 
 
-@pytest.mark.parametrize("make", [tiny_bert, tiny_roberta])
-def test_adapters_with_other_numbers_of_labels_on_one_base_model(make, token_ids, tmp_path):
-    base = make(num_labels=2)
-    before = {name: weight.clone() for name, weight in base.state_dict().items()}
-    with torch.no_grad():
-        expected_of_base = base(token_ids).logits
+def with_other_heads(base):
+    """A base model for two classes with adapters for two classes, for five, and for a score."""
     model = get_peft_model(base, HoulsbyConfig(r=4), adapter_name="two").eval()
-    perturb(model, seed=1)
     model.add_adapter("five", HoulsbyConfig(r=4, id2label=labels(5)))
-    model.set_adapter("five")
-    perturb(model, seed=2)
     model.add_adapter("one", HoulsbyConfig(r=4, id2label={0: "score"}))
-    alone = {}
+    for seed, name in enumerate(model.peft_config):
+        perturb_adapter(model, name, seed)
+    return model
+
+
+def trained_heads(model):
+    """The weights of heads that train, each without the name of its module."""
+    heads = set()
+    for name in trained_names(model):
+        _, is_head, weight = name.partition(".modules_to_save.")
+        if is_head:
+            heads.add(weight)
+    return heads
+
+
+every_model = pytest.mark.parametrize("make", [tiny_bert, tiny_roberta])
+
+
+@every_model
+def test_adapters_with_other_numbers_of_labels_on_one_base_model(make, token_ids):
+    model, alone = with_other_heads(make(num_labels=2)), {}
+    with model.disable_adapter():
+        alone["__base__"] = model(token_ids).logits
     for name, outputs in {"two": 2, "five": 5, "one": 1}.items():
         model.set_adapter(name)
         alone[name] = model(token_ids).logits
         assert alone[name].shape == (5, outputs)
-        heads = {
-            key
-            for key, weight in model.named_parameters()
-            if weight.requires_grad and "modules_to_save" in key
-        }
-        assert heads
-        assert all(f".{name}." in key for key in heads)
-    mixed = model(token_ids, adapter_names=["five", "two", "one", "__base__", "five"]).logits
-    torch.testing.assert_close(mixed[[0, 4]], alone["five"][[0, 4]], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(mixed[1, :2], alone["two"][1], atol=1e-5, rtol=1e-5)
-    assert (mixed[1, 2:] == float("-inf")).all()
-    torch.testing.assert_close(mixed[2, :1], alone["one"][2], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(mixed[3, :2], expected_of_base[3], atol=1e-5, rtol=1e-5)
+        assert {weight.partition(".")[0] for weight in trained_heads(model)} == {name}
+    names = ["five", "two", "one", "__base__", "five"]
+    mixed = model(token_ids, adapter_names=names).logits
+    for row, name in enumerate(names):
+        expected = alone[name][row]
+        torch.testing.assert_close(mixed[row, : len(expected)], expected, atol=1e-5, rtol=1e-5)
+        assert (mixed[row, len(expected) :] == float("-inf")).all()
 
-    # The base model is as before, with adapters disabled and after unload.
-    with model.disable_adapter(), torch.no_grad():
-        assert torch.equal(model(token_ids).logits, expected_of_base)
-    model.save_pretrained(tmp_path)
-    restored = model.unload()
-    assert {name: tuple(weight.shape) for name, weight in restored.state_dict().items()} == {
-        name: tuple(weight.shape) for name, weight in before.items()
-    }
-    assert all(torch.equal(weight, before[name]) for name, weight in restored.state_dict().items())
 
-    # Each loads on a base model with another number of labels, alone and beside another.
+@every_model
+def test_unloading_gives_the_base_models_own_head_back(make):
+    unloaded = with_other_heads(make(num_labels=2)).unload()
+    assert_same_tensors(unloaded.state_dict(), make(num_labels=2).state_dict())
+
+
+@every_model
+def test_heads_load_on_a_base_model_with_another_number_of_labels(make, tmp_path):
+    with_other_heads(make(num_labels=2)).save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(make(num_labels=3), tmp_path / "five", adapter_name="task_1")
     assert loaded.base_model.records["task_1"].id2label == labels(5)
     loaded.load_adapter(tmp_path / "one", "task_2")
     for folder, name in (("five", "task_1"), ("one", "task_2")):
-        file = load_file(tmp_path / folder / "adapter_model.safetensors")
-        own = {
-            key: value
-            for key, value in loaded.state_dict().items()
-            if f"modules_to_save.{name}." in key
-        }
-        assert own
-        for key, value in own.items():
-            assert torch.equal(value, file[key.replace(f"modules_to_save.{name}.", "")])
+        saved = load_file(tmp_path / folder / "adapter_model.safetensors")
+        assert_same_tensors(tensors_of(loaded, name), saved)
 
 
 def test_a_new_head_is_initialized_as_the_models_own():
@@ -136,10 +132,9 @@ def test_the_loss_is_that_of_the_active_adapters_labels(
     torch.testing.assert_close(output.loss, loss(output.logits, targets))
     assert (base.num_labels, base.config.problem_type) == (of_base, None)
     # Inferred from the labels, and recorded for predictions.
-    kind = model.base_model.records["own"].problem_type
-    assert (kind == "multi_label_classification") == (
-        loss is functional.binary_cross_entropy_with_logits
-    )
+    has_several = loss is functional.binary_cross_entropy_with_logits
+    problem_type = model.base_model.records["own"].problem_type
+    assert (problem_type == "multi_label_classification") == has_several
     # The other adapter, and the base model, compute the base model's loss.
     targets = torch.tensor([0, 1, 1, 0, 1]) if of_base == 2 else torch.rand(5)
     loss = functional.cross_entropy if of_base == 2 else functional.mse_loss
@@ -204,17 +199,12 @@ def test_the_loss_of_a_model_that_reads_the_number_of_labels_from_its_configurat
 def test_a_head_does_not_train_before_its_adapter_is_active(task_type):
     """DistributedDataParallel would wait for its gradients."""
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, task_type=task_type))
+    names = trained_names(model)
     for name, options in {"own": {"id2label": labels(4)}, "of_base": {}}.items():
         model.add_adapter(name, HoulsbyConfig(r=4, task_type=task_type, **options))
-        own = [weight for key, weight in model.named_parameters() if f".{name}." in key]
-        assert not any(weight.requires_grad for weight in own)
+        assert trained_names(model) == names
     model.set_adapter("own")
-    trained = {
-        key
-        for key, weight in model.named_parameters()
-        if weight.requires_grad and "modules_to_save" in key
-    }
-    assert {key.rsplit("modules_to_save.", 1)[1] for key in trained} == {"own.weight", "own.bias"}
+    assert trained_heads(model) == {"own.weight", "own.bias"}
 
 
 def test_an_adapter_without_a_head_on_a_model_that_has_a_task_type(token_ids, tmp_path):
@@ -235,13 +225,9 @@ def test_an_adapter_without_a_head_on_a_model_that_has_a_task_type(token_ids, tm
     for name, saved in {"new": [], "none": None, "left out": []}.items():
         model.set_adapter(name)
         assert model(input_ids=token_ids).logits.isfinite().all()
-        assert not [
-            key
-            for key, weight in model.named_parameters()
-            if weight.requires_grad and "classifier" in key
-        ]
-        again = HoulsbyConfig.from_pretrained(tmp_path / "again" / name)
-        assert (again.modules_to_save, again.saved.record.heads) == (saved, [])
+        assert not trained_heads(model)
+        config = HoulsbyConfig.from_pretrained(tmp_path / "again" / name)
+        assert (config.modules_to_save, config.saved.record.heads) == (saved, [])
         PeftModel.from_pretrained(tiny_bert(), tmp_path / "again" / name)
 
 
@@ -263,9 +249,8 @@ def test_a_mixed_batch_has_no_loss(task_type, token_ids):
     for name, options in {"three": {"id2label": labels(3)}, "of_base": {}}.items():
         model.add_adapter(name, HoulsbyConfig(r=4, task_type=task_type, **options))
     targets = torch.tensor([0, 1, 1, 0, 1])
-    for others in (["three", "rating"], ["of_base", "__base__"]):
-        names = [others[0], *others[1:] * 4]
-        with pytest.raises(ValueError, match=f"got rows of {others[0]}, {others[1]}. Run the rows"):
+    for names in (["three"] + ["rating"] * 4, ["of_base"] + ["__base__"] * 4):
+        with pytest.raises(ValueError, match="rows of"):
             model(input_ids=token_ids, labels=targets, adapter_names=names)
         assert model(input_ids=token_ids, adapter_names=names).loss is None
     # One adapter, which need not be the active one, has its loss.
@@ -293,8 +278,8 @@ def test_the_base_models_configuration_and_the_users_stay_as_they_were(token_ids
             model(input_ids=token_ids)
         model.save_pretrained(tmp_path)
         # Predictions depend on what the last labels were.
-        again = HoulsbyConfig.from_pretrained(tmp_path / name)
-        assert again.saved.record.problem_type == "multi_label_classification"
+        saved = HoulsbyConfig.from_pretrained(tmp_path / name).saved
+        assert saved.record.problem_type == "multi_label_classification"
     assert config.to_dict() == options
     assert model.get_base_model().config is base.config
     assert base.config.to_dict() == config_of_base
@@ -303,38 +288,32 @@ def test_the_base_models_configuration_and_the_users_stay_as_they_were(token_ids
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
 def test_transformers_enables_and_disables_the_heads_with_the_layers(token_ids):
-    base = tiny_bert()
-    before = base(token_ids).logits
-    base.add_adapter(HoulsbyConfig(r=4), "first")
-    base.add_adapter(HoulsbyConfig(r=4, id2label=labels(5)), "second")
-    perturb_adapter(base, "second", seed=1)
-    expected = base.eval()(token_ids).logits
-    base.disable_adapters()
-    assert torch.equal(base(token_ids).logits, before)
-    base.enable_adapters()
-    assert torch.equal(base(token_ids).logits, expected)
+    model = tiny_bert()
+    of_base = model(token_ids).logits
+    model.add_adapter(HoulsbyConfig(r=4), "first")
+    model.add_adapter(HoulsbyConfig(r=4, id2label=labels(5)), "second")
+    perturb_adapter(model, "second", seed=1)
+    expected = model.eval()(token_ids).logits
+    model.disable_adapters()
+    assert torch.equal(model(token_ids).logits, of_base)
+    model.enable_adapters()
+    assert torch.equal(model(token_ids).logits, expected)
 
 
-def test_a_model_without_a_head_cannot_give_one():
-    config = tiny_bert().config
-    with pytest.raises(ValueError, match="BertModel has no head that is trained"):
-        get_peft_model(BertModel(config), HoulsbyConfig(r=4, id2label=labels(5)))
-    model = BertModel(config)
-    with pytest.raises(ValueError, match="BertModel has no head that is trained"):
-        get_peft_model(model, HoulsbyConfig(r=4, two_layer_head=True))
-    assert not hasattr(model, "peft_config") or not model.peft_config
+@pytest.mark.parametrize("options", [{"id2label": labels(5)}, {"two_layer_head": True}], ids=str)
+def test_a_model_without_a_head_cannot_give_one(options):
+    model = BertModel(tiny_bert().config)
+    with pytest.raises(ValueError, match="no head"):
+        get_peft_model(model, HoulsbyConfig(r=4, **options))
+    assert not getattr(model, "peft_config", None)
 
 
 @pytest.mark.parametrize("own_labels", [{}, {"id2label": dict(enumerate("abcde"))}], ids=str)
 def test_a_head_with_batch_norm(own_labels, tmp_path):
     """Its counts are whole numbers, which are saved and loaded with it."""
-    sizes = {
-        "hidden_sizes": [8] * 4,
-        "depths": [1] * 4,
-        "num_attention_heads": [1] * 4,
-        "decoder_hidden_size": 8,
-    }
-    base = SegformerForSemanticSegmentation(SegformerConfig(**sizes, num_labels=3))
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4}
+    config = SegformerConfig(**sizes, decoder_hidden_size=8, num_labels=3)
+    base = SegformerForSemanticSegmentation(config)
     encoder = copy.deepcopy(base)
     model = get_peft_model(base, HoulsbyConfig(r=2, **own_labels))
     perturb(model)
@@ -342,12 +321,8 @@ def test_a_head_with_batch_norm(own_labels, tmp_path):
     model.train()(image)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(encoder, tmp_path)
-    counts = {
-        name: count
-        for name, count in loaded.named_buffers()
-        if "default" in name and "num_batches" in name
-    }
-    assert [count.item() for count in counts.values()] == [1]
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    assert [int(saved[key]) for key in saved if "num_batches" in key] == [1]
     torch.testing.assert_close(loaded.eval()(image).logits, model.eval()(image).logits)
 
 
@@ -355,13 +330,8 @@ def test_threads_compute_the_losses_of_their_own_adapters_and_leave_the_base_mod
     """Adapters with other labels by turns, in four threads on one model."""
     base = tiny_bert(num_labels=2)
     numbers = {"three": 3, "five": 5}
-    model = base
-    for name, number in numbers.items():
-        config = HoulsbyConfig(r=4, id2label=dict(enumerate("abcde"[:number])))
-        if model is base:
-            model = get_peft_model(base, config, adapter_name=name)
-        else:
-            model.add_adapter(name, config)
+    model = get_peft_model(base, HoulsbyConfig(r=4, id2label=labels(3)), adapter_name="three")
+    model.add_adapter("five", HoulsbyConfig(r=4, id2label=labels(5)))
     perturb(model.eval())
     settings = base.config.to_dict()
     row = token_ids[:1]

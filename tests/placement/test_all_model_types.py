@@ -19,6 +19,7 @@ import ast
 import os
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -56,26 +57,19 @@ def is_attention(module: nn.Module) -> bool:
         return True
     if not re.search(r"Attention|Attn", name) or name.endswith("MLP"):
         return False
-    return (
-        sum(
-            isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
-            for part in module.modules()
-        )
-        >= 2
-    )
+    linear = [part for part in module.modules() if type(part).__name__ in ("Linear", "Conv1D")]
+    return len(linear) >= 2
 
 
 def attentions_in_lists(model: nn.Module) -> dict[str, nn.Module]:
     """The innermost attentions, by name, that are in any numbered list."""
-    named = {
-        key: module for key, module in model.named_modules() if re.search(r"(^|\.)\d+(\.|$)", key)
-    }
-    found = {key: module for key, module in named.items() if is_attention(module)}
-    return {
-        key: module
-        for key, module in found.items()
-        if not any(other.startswith(f"{key}.") for other in found)
-    }
+    attentions = {}
+    for key, module in reversed(list(model.named_modules())):  # the parts of a module first
+        is_in_list = re.search(r"(^|\.)\d+(\.|$)", key)
+        is_outer = any(inner.startswith(f"{key}.") for inner in attentions)
+        if is_in_list and is_attention(module) and not is_outer:
+            attentions[key] = module
+    return attentions
 
 
 def layers_around(key: str) -> list[str]:
@@ -102,34 +96,39 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str =
     positions = defaultdict(Counter)
     for place in bottlenecks.values():
         positions[f"{place.stack}.{place.layer}"][place.position] += 1
-    attentions = defaultdict(int)
-    for key, module in attentions_in_lists(model).items():
-        if is_cross(key, module) or re.fullmatch(left_out, key):
-            continue
-        around = [name for name in layers_around(key) if name in positions]
-        assert len(around) == 1, f"{key} is in {len(around)} adapted layers"
-        attentions[around[0]] += 1
+    attentions = count_attentions(model, positions, left_out)
     for layer, count in attentions.items():
-        assert positions[layer]["attention"] == count, (
-            f"{layer} has {count} attentions, adapted: {positions[layer]}"
-        )
+        adapted = positions[layer]
+        assert adapted["attention"] == count, f"{layer} has {count} attentions, adapted: {adapted}"
         # Each layer of Nemotron-H holds a single sub-layer, so that its feed-forwards are layers of
         # their own.
-        own = [
-            layer,
-            *(
-                other
-                for other in positions
-                if other.rpartition(".")[0] == layer.rpartition(".")[0] and other not in attentions
-            ),
-        ]
-        assert any(positions[name]["feed_forward"] for name in own), (
-            f"{layer} has no adapted feed-forward"
-        )
-    # A layer without attention has its feed-forward where the others of its list have theirs. In
-    # Nemotron-H, a module of the same name may be a Mamba block instead, which has another class.
-    ends = defaultdict(set)
-    modules = dict(model.named_modules())
+        stack = layer.rpartition(".")[0]
+        has_feed_forward = adapted["feed_forward"] > 0
+        for name in positions.keys() - attentions.keys():
+            is_beside = name.rpartition(".")[0] == stack
+            has_feed_forward |= is_beside and positions[name]["feed_forward"] > 0
+        assert has_feed_forward, f"{layer} has no adapted feed-forward"
+    check_neighbors(model, bottlenecks, positions)
+
+
+def count_attentions(model: nn.Module, adapted: Collection[str], left_out: str) -> Counter:
+    """Count the attentions of each adapted layer but for cross-attentions."""
+    counts = Counter()
+    for key, module in attentions_in_lists(model).items():
+        if not is_cross(key, module) and not re.fullmatch(left_out, key):
+            around = [name for name in layers_around(key) if name in adapted]
+            assert len(around) == 1, f"{key} is in {len(around)} adapted layers"
+            counts[around[0]] += 1
+    return counts
+
+
+def check_neighbors(
+    model: nn.Module, bottlenecks: dict[str, Place], positions: dict[str, Counter]
+) -> None:
+    """A layer without attention has its feed-forward where the others of its list have theirs. In
+    Nemotron-H, a module of the same name may be a Mamba block instead, which has another class.
+    """
+    ends, modules = defaultdict(set), dict(model.named_modules())
     for place in bottlenecks.values():
         if place.position == "feed_forward":
             ends[place.stack].add((place.relative(place.key), type(modules[place.key])))
@@ -137,9 +136,7 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str =
         for index in range(len(modules[stack])):
             layer = f"{stack}.{index}"
             has_one = any(type(modules.get(f"{layer}.{name}")) is kind for name, kind in adapted)
-            assert has_one == (positions[layer]["feed_forward"] > 0), (
-                f"{layer} is not adapted as its neighbors are"
-            )
+            assert has_one == (positions[layer]["feed_forward"] > 0), layer
 
 
 def build(model_type: str) -> nn.Module:
@@ -151,7 +148,7 @@ def outcome_of(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[str, 
     """The outcome for one model and what it was, after the check of its wholeness."""
     inferred = []
     monkeypatch.setattr(
-        places, "log_inferred", lambda found: inferred.extend({stack for stack, _ in found})
+        places, "log_inferred", lambda ends: inferred.extend({stack for stack, _ in ends})
     )
     try:
         plan = Plan(model, HoulsbyConfig())
@@ -161,25 +158,19 @@ def outcome_of(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[str, 
         assert len(message) < 4000
         assert "\n" not in message
         if remedy := re.search(r"exclude_modules=(\[.*?\]|'.*?')", message):
-            excluded = ast.literal_eval(remedy[1])
-            pattern = (
-                excluded
-                if isinstance(excluded, str)
-                else "|".join(rf"{re.escape(name)}\..*" for name in excluded)
-            )
-            check_whole(
-                model, Plan(model, HoulsbyConfig(exclude_modules=excluded)).bottlenecks, pattern
-            )
+            pattern = excluded = ast.literal_eval(remedy[1])
+            if not isinstance(excluded, str):
+                pattern = "|".join(rf"{re.escape(name)}\..*" for name in excluded)
+            plan = Plan(model, HoulsbyConfig(exclude_modules=excluded))
+            check_whole(model, plan.bottlenecks, pattern)
         return ("refused" if attentions_in_lists(model) else "no attention"), message
     check_whole(
         model, plan.bottlenecks, r".*shared_transformer.*"
     )  # Zamba2's, without a skip connection of its own
     stacks = {place.stack for place in plan.bottlenecks.values()}
     kind = "known" if not inferred else "inferred" if stacks <= set(inferred) else "both"
-    return (
-        kind,
-        f"{len(plan.bottlenecks)} bottlenecks, {len(plan.places) - len(plan.bottlenecks)} norms",
-    )
+    bottlenecks = len(plan.bottlenecks)
+    return kind, f"{bottlenecks} bottlenecks, {len(plan.places) - bottlenecks} norms"
 
 
 # What transformers warns of while it builds a model is not this test's concern.

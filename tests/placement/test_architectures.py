@@ -20,6 +20,7 @@ from houlsby_peft import AdapterError, HoulsbyConfig, HoulsbyLayer, HoulsbyLayer
 from houlsby_peft.method.coupling import HoulsbyEmbedding
 from houlsby_peft.placement.table import ARCHITECTURES, EMBEDDINGS
 from houlsby_peft.placement.view import View
+from model_states import trained_names
 from tiny_models import perturb
 
 
@@ -119,12 +120,10 @@ def record(case, model):
         for position, end in ends.items():
             projection = layer.get_submodule(end)
             projections[position] = Recorder(getattr(projection, "base_layer", projection))
-        adapters = [module for module in layer.modules() if isinstance(module, HoulsbyLayer)]
-        bottlenecks = [
-            Recorder(each)
-            for adapter in adapters
-            if (each := adapter.bottleneck("default")) is not None
-        ]
+        bottlenecks = []
+        for module in layer.modules():
+            if isinstance(module, HoulsbyLayer) and module.bottleneck("default") is not None:
+                bottlenecks.append(Recorder(module.bottleneck("default")))
         recorders.append((name, layer, Recorder(layer), projections, bottlenecks))
     return recorders
 
@@ -159,12 +158,11 @@ def check_place(case, recorders):
         for call, (hidden, output) in enumerate(
             list(zip(whole.inputs, whole.outputs, strict=True))
         ):
-            branches = {
-                position: bottleneck.outputs[call]
-                for position, projection in projections.items()
-                for bottleneck in bottlenecks
-                if torch.equal(bottleneck.inputs[call], projection.outputs[call])
-            }
+            branches = {}
+            for position, projection in projections.items():
+                for bottleneck in bottlenecks:
+                    if torch.equal(bottleneck.inputs[call], projection.outputs[call]):
+                        branches[position] = bottleneck.outputs[call]
             assert branches.keys() == projections.keys()
             expected = written_out(layer, hidden, branches)
             torch.testing.assert_close(
@@ -178,24 +176,22 @@ def check_dropout(case, model):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
     recorders = record(case, model)
-    trained = gradients(model, case.batch())
-    assert all("houlsby_" in name for name in trained)
-    assert [
-        name for name, gradient in trained.items() if gradient is None or not gradient.any()
-    ] == []
+    for name, gradient in gradients(model, case.batch()).items():
+        assert "houlsby_" in name
+        assert gradient is not None, name
+        assert gradient.any(), name
     for name, _, _, projections, bottlenecks in recorders:
         with_dropout = case.of_layer(case.dropout, name)
-        seen = [bottleneck.inputs[0] for bottleneck in bottlenecks]
         for position, projection in projections.items():
-            given = projection.outputs[0]
-            alike = [hidden for hidden in seen if hidden.shape == given.shape]
-            halved = [
-                torch.allclose(hidden, torch.where(hidden == 0, 0, 2 * given)) for hidden in alike
-            ]
-            assert [torch.equal(hidden, given) for hidden in alike].count(True) == (
-                position not in with_dropout
-            )
-            assert halved.count(True) == (position in with_dropout)
+            output, equal, dropped = projection.outputs[0], 0, 0
+            for bottleneck in bottlenecks:
+                hidden = bottleneck.inputs[0]
+                if hidden.shape == output.shape:
+                    equal += torch.equal(hidden, output)
+                    # With a probability of one half, what is not dropped is doubled.
+                    doubled = torch.where(hidden == 0, 0, 2 * output)
+                    dropped += torch.allclose(hidden, doubled)
+            assert (equal, dropped) == ((0, 1) if position in with_dropout else (1, 0))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -221,14 +217,14 @@ def test_one_of_each_layer(name, tmp_path):
     # Frozen as PEFT freezes it, because PyTorch may choose other kernels for weights without a
     # gradient.
     base = case.model().requires_grad_(False)
-    before = outputs(base, batch)
+    of_base = outputs(base, batch)
     model = adapted(case, base)
     with model.disable_adapter():
-        torch.testing.assert_close(outputs(model, batch), before, rtol=0, atol=0)
+        torch.testing.assert_close(outputs(model, batch), of_base, rtol=0, atol=0)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(case.model(), tmp_path).eval()
-    after = outputs(model, batch)
-    torch.testing.assert_close(outputs(loaded, batch), after)
+    of_first = outputs(model, batch)
+    torch.testing.assert_close(outputs(loaded, batch), of_first)
 
     model.add_adapter("other", HoulsbyConfig(r=4, train_layer_norm="all", init_weights=False))
     model.set_adapter("other")
@@ -239,7 +235,7 @@ def test_one_of_each_layer(name, tmp_path):
             outputs(model, {**batch, "adapter_names": names})
         return
     mixed = outputs(model, {**batch, "adapter_names": names})
-    for index, expected in enumerate((after, before, outputs(model, batch))):
+    for index, expected in enumerate((of_first, of_base, outputs(model, batch))):
         # Relative to the largest output, because some of these random models compute large ones.
         atol = 1e-5 * max(1, float(expected[index].abs().max()))
         torch.testing.assert_close(mixed[index], expected[index], rtol=1e-5, atol=atol)
@@ -260,35 +256,35 @@ def test_skip_and_embeddings(name):
     assert len(couplings) == has_embeddings
     layers = record(case, model)
     model(**case.batch())
-    read = 0
-    for _, layer, whole, projections, bottlenecks in layers:
-        for call, (hidden, output) in enumerate(
-            list(zip(whole.inputs, whole.outputs, strict=True))
-        ):
-            for position in ("attention", "cross_attention", "feed_forward"):
-                if position not in projections:
-                    continue
-                norm = (
-                    layer.get_submodule(case.after[position])
-                    if case.skip == "post"
-                    else torch.nn.Identity()
-                )
-                given = branch = projections[position].outputs[call]
-                for bottleneck in bottlenecks:
-                    if torch.equal(bottleneck.inputs[call], given):
-                        torch.testing.assert_close(
-                            bottleneck.reads[call], norm(hidden + given.reshape(hidden.shape))
-                        )
-                        branch = bottleneck.outputs[call]
-                        read += call == 0
-                hidden = norm(hidden + branch.reshape(hidden.shape))
-            torch.testing.assert_close(hidden, output)
+    read = sum(check_skip(case, *recorded) for recorded in layers)
     assert read == sum(len(bottlenecks) for *_, bottlenecks in layers) > 0
     for coupling in couplings:
         coupled = coupling.outputs[0]
         if mapping := FROM_NARROW_EMBEDDINGS.get(model_type):
             coupled = model.get_base_model().get_submodule(mapping)(coupled)
         torch.testing.assert_close(coupled, layers[0][2].inputs[0])
+
+
+def check_skip(case, name, layer, whole, projections, bottlenecks):
+    """Check what the bottlenecks of a layer read in each call; return how many there are."""
+    readers = set()
+    for call, (hidden, output) in enumerate(list(zip(whole.inputs, whole.outputs, strict=True))):
+        for position in ("attention", "cross_attention", "feed_forward"):
+            if position not in projections:
+                continue
+            norm = torch.nn.Identity()
+            if case.skip == "post":
+                norm = layer.get_submodule(case.after[position])
+            branch = projected = projections[position].outputs[call]
+            for bottleneck in bottlenecks:
+                if torch.equal(bottleneck.inputs[call], projected):
+                    at_skip = norm(hidden + projected.reshape(hidden.shape))
+                    torch.testing.assert_close(bottleneck.reads[call], at_skip)
+                    branch = bottleneck.outputs[call]
+                    readers.add(bottleneck)
+            hidden = norm(hidden + branch.reshape(hidden.shape))
+        torch.testing.assert_close(hidden, output)
+    return len(readers)
 
 
 TASKS = (
@@ -309,35 +305,38 @@ def test_head(task):
     """What a checkpoint of the bare model lacks is exactly what trains beside bottlenecks and
     norms.
     """
-    mapping = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
-    tried = 0
-    for model_type in sorted(CASES.keys() & mapping.keys()):
-        case, classes = CASES[model_type], mapping[model_type]
-        changes = (
-            {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]}
-            if task == "SEMANTIC_SEGMENTATION"
-            else {}
-        )
-        config = getattr(transformers, case.model_class).config_class(**{**case.config, **changes})
-        for model_class in [classes] if isinstance(classes, str) else classes:
-            with torch.device("meta"):
-                bare = getattr(transformers, case.model_class)(config)
-                base = getattr(transformers, model_class)(config)
-            known = {
-                name.removeprefix(f"{bare.base_model_prefix}.")
-                for name, _ in bare.named_parameters()
-            }
-            names = [name for name, _ in base.named_parameters()]
-            missing = {
-                name
-                for name in names
-                if name.removeprefix(f"{base.base_model_prefix}.") not in known
-            }
-            heads = tuple(f"{name}." for name in View(base).head)
-            assert heads
-            assert {name for name in names if name.startswith(heads)} == missing, model_class
-            tried += 1
-    assert tried
+    classes = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
+    model_types = sorted(CASES.keys() & classes.keys())
+    assert model_types
+    changes = {}
+    if task == "SEMANTIC_SEGMENTATION":
+        changes = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]}
+    for model_type in model_types:
+        names = classes[model_type]
+        for name in [names] if isinstance(names, str) else names:
+            check_head(CASES[model_type], getattr(transformers, name), changes)
+
+
+def check_head(case, model_class, changes):
+    bare_class = getattr(transformers, case.model_class)
+    config = bare_class.config_class(**{**case.config, **changes})
+    with torch.device("meta"):
+        bare, base = bare_class(config), model_class(config)
+    in_bare, missing, of_head = names_in_encoder(bare), set(), set()
+    heads = tuple(f"{name}." for name in View(base).head)
+    assert heads
+    for name, in_encoder in names_in_encoder(base).items():
+        if in_encoder not in in_bare.values():
+            missing.add(name)
+        if name.startswith(heads):
+            of_head.add(name)
+    assert of_head == missing, model_class
+
+
+def names_in_encoder(model):
+    """The names of a model's weights, and what they are called within its encoder."""
+    prefix = f"{model.base_model_prefix}."
+    return {name: name.removeprefix(prefix) for name, _ in model.named_parameters()}
 
 
 def test_a_head_named_like_another_module_and_one_that_is_a_list():
@@ -346,17 +345,12 @@ def test_a_head_named_like_another_module_and_one_that_is_a_list():
     """
     base = transformers.Wav2Vec2ForXVector(CASES["wav2vec2"].model().config)
     model = get_peft_model(base, HoulsbyConfig(r=4))
-    heads = {
-        name.split(".modules_to_save")[0]
-        for name, weight in model.named_parameters()
-        if weight.requires_grad
-    }
-    heads = {name.removeprefix("base_model.model.") for name in heads if "houlsby_" not in name}
+    heads = set()
+    for name in trained_names(model):
+        if "houlsby_" not in name:
+            heads.add(name.removeprefix("base_model.model.").split(".modules_to_save")[0])
     tdnn = {f"tdnn.{index}" for index in range(len(base.tdnn))}
     assert heads == {"projector", *tdnn, "feature_extractor", "classifier", "objective"}
-    model = get_peft_model(
-        transformers.Wav2Vec2ForXVector(base.config), HoulsbyConfig(r=4, modules_to_save=[])
-    )
-    assert all(
-        "houlsby_" in name for name, weight in model.named_parameters() if weight.requires_grad
-    )
+    base = transformers.Wav2Vec2ForXVector(base.config)
+    model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=[]))
+    assert all("houlsby_" in name for name in trained_names(model))

@@ -51,52 +51,50 @@ ONE_OF_EACH = {
 def test_the_same_places_as_in_the_table(name, no_table):
     case = CASES[name]
     base = case.model()
-    expected = {
-        f"{name}.{end}": position
-        for name, _, ends in case.layers(base)
-        for position, end in ends.items()
-    }
+    expected = {}
+    for layer, _, ends in case.layers(base):
+        for position, end in ends.items():
+            expected[f"{layer}.{end}"] = position
     places = find_places(base, HoulsbyConfig(positions=EVERY_POSITION))
     assert {key: place.position for key, place in places.items() if not place.is_norm} == expected
     assert sum(place.is_norm for place in places.values()) == case.norms
 
 
-def test_a_transformer_made_at_home_trains():
-    torch.manual_seed(0)
-    base, ids = HomeMade(), torch.randint(0, 50, (3, 5))
-    before = base.eval()(ids)
-    model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=["classifier"]))
-    keys = [name for name, module in base.named_modules() if isinstance(module, HoulsbyLayer)]
-    assert keys == [
-        f"blocks.{index}.{end}" for index in range(3) for end in ("attention.to_out.0", "net0.2")
-    ]
-    torch.testing.assert_close(model(ids), before, rtol=0.1, atol=0.1)
+def bottlenecks_of(model):
+    """The names of the modules that have one."""
+    return [name for name, module in model.named_modules() if isinstance(module, HoulsbyLayer)]
+
+
+def assert_adapts(model, *inputs):
+    """The model, with trained bottlenecks, computes something else than without."""
     perturb(model)
-    assert not torch.allclose(model(ids), before, atol=1e-2)
     with model.disable_adapter():
-        torch.testing.assert_close(model(ids), before)
+        expected = model(*inputs)
+    assert not torch.allclose(model(*inputs), expected, atol=1e-2)
+
+
+def test_a_transformer_made_at_home_trains():
+    base, ids = HomeMade(), torch.randint(0, 50, (3, 5))
+    model = get_peft_model(base.eval(), HoulsbyConfig(r=4, modules_to_save=["classifier"]))
+    assert bottlenecks_of(base) == [f"blocks.{index}.{end}" for index in range(3) for end in ENDS]
+    assert_adapts(model, ids)
     model(ids).sum().backward()
     assert all(weight.grad.any() for weight in model.parameters() if weight.requires_grad)
 
 
 def test_what_cannot_be_told_apart_is_an_error_with_its_remedy():
-    with pytest.raises(
-        ValueError, match=r"2 candidates: net0\.2, net1\.2\. Name .* in target_modules"
-    ):
+    with pytest.raises(ValueError, match=r"net0\.2, net1\.2.* target_modules"):
         get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4))
-    remedy = ["attention.to_out.0", "net0.2", "net1.2"]
-    model = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, target_modules=remedy))
-    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 9
-    only_attention = get_peft_model(
-        HomeMade(feed_forwards=2), HoulsbyConfig(r=4, positions=("attention",))
-    )
-    assert sum(isinstance(module, HoulsbyLayer) for module in only_attention.modules()) == 3
+    for options, number in (
+        ({"target_modules": ["attention.to_out.0", "net0.2", "net1.2"]}, 9),
+        ({"positions": ("attention",)}, 3),
+    ):
+        model = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, **options))
+        assert len(bottlenecks_of(model)) == number
 
 
 def test_a_model_without_layers_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"list of layers with attention, or .* target_modules names; Sequential,"
-    ):
+    with pytest.raises(ValueError, match="target_modules"):
         get_peft_model(nn.Sequential(nn.Linear(4, 4)), HoulsbyConfig(r=4))
 
 
@@ -106,12 +104,11 @@ class Hybrid(nn.Module):
     def __init__(self, mixer="mixer", feed_forward="net0"):
         super().__init__()
         self.blocks = nn.ModuleList(Layer() for _ in range(3))
-        for index in (0, 2):
-            del self.blocks[index].attention
-            self.blocks[index].add_module(
-                mixer, nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-            )
-            self.blocks[index].add_module(feed_forward, self.blocks[index]._modules.pop("net0"))
+        for block in (self.blocks[0], self.blocks[2]):
+            del block.attention
+            mix = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+            block.add_module(mixer, mix)
+            block.add_module(feed_forward, block._modules.pop("net0"))
 
 
 def places_of(model, **options):
@@ -139,38 +136,24 @@ def test_a_hybrid_of_which_only_the_attention_is_adapted(options):
 
 
 def test_a_hybrid_whose_feed_forwards_have_other_names_is_refused():
-    with pytest.raises(
-        ValueError, match=r"feed_forward of blocks\.0 there are 0 candidates\. .* target_modules"
-    ):
+    with pytest.raises(ValueError, match=r"blocks\.0 .* target_modules"):
         find_places(Hybrid(feed_forward="other"), HoulsbyConfig())
-    assert set(
-        places_of(Hybrid(feed_forward="other"), exclude_modules=["blocks.0", "blocks.2"])
-    ) == {
-        "blocks.1.attention.to_out.0",
-        "blocks.1.net0.2",
-    }
+    places = places_of(Hybrid(feed_forward="other"), exclude_modules=["blocks.0", "blocks.2"])
+    assert [*places] == ["blocks.1.attention.to_out.0", "blocks.1.net0.2"]
 
 
 def test_one_layer_that_is_used_several_times_is_adapted_once():
-    torch.manual_seed(0)
-    base, ids = HomeMade(), torch.randint(0, 50, (3, 5))
+    base = HomeMade().eval()
     base.blocks = nn.Sequential(*[base.blocks[0]] * 3)
-    base.eval()
-    before = base(ids)
     model = get_peft_model(base, HoulsbyConfig(r=4))
-    keys = [name for name, module in base.named_modules() if isinstance(module, HoulsbyLayer)]
-    assert keys == [f"blocks.0.{end}" for end in ENDS]
-    perturb(model)
-    assert not torch.allclose(model(ids), before, atol=1e-2)
+    assert bottlenecks_of(base) == [f"blocks.0.{end}" for end in ENDS]
+    assert_adapts(model, torch.randint(0, 50, (3, 5)))
 
 
 def test_a_module_that_two_layers_hold_is_refused():
     base = HomeMade()
     base.blocks[2].attention.to_out[0] = base.blocks[1].attention.to_out[0]
-    with pytest.raises(
-        ValueError,
-        match=r"'blocks\.1\.attention\.to_out\.0': it is also 'blocks\.2\.attention\.to_out\.0'",
-    ):
+    with pytest.raises(ValueError, match=r"blocks\.1\..* also 'blocks\.2"):
         get_peft_model(base, HoulsbyConfig(r=4, target_modules=["attention.to_out.0"]))
 
 
@@ -179,9 +162,8 @@ def two_towers():
 
 
 def test_a_list_that_cannot_be_inferred_is_named_with_the_option_that_leaves_it_out():
-    with pytest.raises(ValueError, match=r"in image\.blocks, .* 2 candidates") as error:
+    with pytest.raises(ValueError, match=r"exclude_modules=\['image.blocks'\]"):
         find_places(two_towers(), HoulsbyConfig())
-    assert "exclude_modules=['image.blocks']" in str(error.value)
     places = places_of(two_towers(), exclude_modules=["image.blocks"])
     assert {key.partition(".")[0] for key in places} == {"text"}
     assert len(places) == 4
@@ -191,30 +173,21 @@ def test_a_list_that_cannot_be_inferred_is_named_with_the_option_that_leaves_it_
     "names", [["image"], ["image.blocks"], ["blocks"], r"image\..*", r"(?!text\.).*"]
 )
 def test_ways_to_leave_a_part_out(names):
-    assert {key.partition(".")[0] for key in places_of(two_towers(), exclude_modules=names)} == {
-        "text"
-    }
+    places = places_of(two_towers(), exclude_modules=names)
+    assert {key.partition(".")[0] for key in places} == {"text"}
 
 
 def test_an_excluded_candidate_leaves_the_other_one():
-    assert set(places_of(HomeMade(feed_forwards=2), exclude_modules=["net1"])) == {
-        f"blocks.{index}.{end}" for index in range(3) for end in ENDS
-    }
+    places = places_of(HomeMade(feed_forwards=2), exclude_modules=["net1"])
+    assert [*places] == [f"blocks.{index}.{end}" for index in range(3) for end in ENDS]
 
 
 def test_decoder_layers_of_pytorch():
-    torch.manual_seed(0)
-    hidden, memory = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
     base = TorchDecoder().eval()
-    before = base(hidden, memory)
     model = get_peft_model(base, HoulsbyConfig(r=4, positions=EVERY_POSITION))
-    ends = [name for name, module in base.named_modules() if isinstance(module, HoulsbyLayer)]
-    assert ends == [
+    assert bottlenecks_of(base) == [
         f"decoder.layers.{index}.{end}"
         for index in range(2)
         for end in ("self_attn", "multihead_attn", "linear2")
     ]
-    perturb(model)
-    assert not torch.allclose(model(hidden, memory), before, atol=1e-2)
-    with model.disable_adapter():
-        torch.testing.assert_close(model(hidden, memory), before)
+    assert_adapts(model, torch.randn(2, 3, 16), torch.randn(2, 5, 16))

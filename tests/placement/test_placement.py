@@ -40,14 +40,8 @@ def bert_base(tmp_path):
 
 
 def test_the_command_prints_the_map_of_bert_base(bert_base):
-    command = [
-        sys.executable,
-        "-W",
-        "error::RuntimeWarning",
-        "-m",
-        "houlsby_peft.placement",
-        bert_base,
-    ]
+    program = ["-W", "error::RuntimeWarning", "-m", "houlsby_peft.placement"]
+    command = [sys.executable, *program, bert_base]
     options = ["--model_class", "AutoModelForSequenceClassification", "--share_layers", "3"]
     result = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
     assert result.stdout == BERT_BASE
@@ -79,24 +73,21 @@ def test_places_outside_of_layers_are_named_in_full(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "word"),
     [
-        (["{model}", "--r", "0"], "HoulsbyConfig.r must be"),
+        (["{model}", "--r", "0"], "HoulsbyConfig.r"),
         (["{model}", "--model_class", "NoSuchModel"], "NoSuchModel"),
         (["{model}/missing"], "missing"),
         (["{model}", "--positions", "cross_attention"], "cross_attention"),
     ],
 )
-def test_the_command_refuses_in_words(arguments, message, bert_base, capsys):
+def test_the_command_refuses_in_words(arguments, word, bert_base, capsys):
     with pytest.raises(SystemExit):
         main([argument.format(model=bert_base) for argument in arguments])
-    assert message in capsys.readouterr().err
+    assert word in capsys.readouterr().err
 
 
 def test_the_page_has_every_architecture():
-    found = re.search(
-        r"<!-- architectures:begin -->(.*)<!-- architectures:end -->", PAGE.read_text(), re.DOTALL
-    )
-    assert found is not None
-    names = re.findall(r"`(.+?)`", found[1])
+    _, _, listed = PAGE.read_text().partition("<!-- architectures:begin -->")
+    names = re.findall(r"`(.+?)`", listed.partition("<!-- architectures:end -->")[0])
     assert sorted(names) == sorted(ARCHITECTURES)

@@ -83,10 +83,8 @@ def wrapper():
 
 
 BERT = ("attention.output.dropout", "output.dropout")
-ENCODER, DECODER = (
-    ("attn_dropout", "ffn_dropout"),
-    ("self_attn.out_proj", "ffn_dropout", "cross_attention.out_proj"),
-)
+ENCODER = ("attn_dropout", "ffn_dropout")
+DECODER = ("self_attn.out_proj", "ffn_dropout", "cross_attention.out_proj")
 COMPOSITES = {
     two_berts: {
         "encoder.encoder.layer": BERT,
@@ -129,16 +127,15 @@ COMPOSITES = {
 def test_every_part_of_a_model_is_found_by_its_own_type(build, stacks):
     with torch.device("meta"):
         base = build()
-    found = find_places(base, HoulsbyConfig(positions=EVERY_POSITION, modules_to_save=[]))
-    ends = {stack: set() for stack in stacks}
-    for place in found.values():
+    places = find_places(base, HoulsbyConfig(positions=EVERY_POSITION, modules_to_save=[]))
+    ends, layers = {stack: set() for stack in stacks}, {stack: set() for stack in stacks}
+    for place in places.values():
+        layers[place.stack].add(place.layer)
         if not place.is_norm:
             ends[place.stack].add(place.relative(place.key))
-    assert ends == {stack: set(each) for stack, each in stacks.items()}
-    layers = {(place.stack, place.layer) for place in found.values()}
-    assert layers == {
-        (stack, index) for stack in stacks for index in range(len(base.get_submodule(stack)))
-    }
+    for stack, ends_of_stack in stacks.items():
+        assert ends[stack] == set(ends_of_stack)
+        assert layers[stack] == set(range(len(base.get_submodule(stack))))
 
 
 @pytest.mark.parametrize("build", [two_berts, image_and_text])
@@ -147,33 +144,28 @@ def test_the_parts_of_a_model_share_no_bottleneck(build):
     owners = [
         name for name, module in model.named_modules() if getattr(module, "houlsby_adapter", None)
     ]
-    assert len(owners) == len(COMPOSITES[build])
-    assert all(
-        f".{stack}." in owner for stack, owner in zip(COMPOSITES[build], owners, strict=True)
-    )
+    for stack, owner in zip(COMPOSITES[build], owners, strict=True):
+        assert f".{stack}." in owner
 
 
 def test_layers_that_have_nothing_to_adapt_cannot_be_asked_for_alone():
-    with pytest.raises(NoMatchingPeftModuleError, match=r"layers_to_transform=\[0\]"):
+    with pytest.raises(NoMatchingPeftModuleError, match="layers_to_transform"):
         get_peft_model(CASES["nemotron_h"].model(), HoulsbyConfig(layers_to_transform=[0]))
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"),
-    [("bert", "encoder.layer.0-1"), ("bart", "encoder.layers.0-1, decoder.layers.0-1")],
+    ("name", "options", "word"),
+    [
+        ("bert", {"layers_to_transform": [99]}, r"\[99\].*encoder\.layer\.0-1"),
+        ("bert", {"layers_to_transform": [0, 2]}, r"\[2\]"),
+        ("bert", {"layers_to_transform": [-1, 1]}, r"\[-1\]"),
+        ("bart", {"layers_to_transform": [99]}, r"encoder\.layers\.0-1, decoder\.layers\.0-1"),
+        ("bert", {"positions": ("cross_attention",)}, "cross_attention"),
+    ],
 )
-def test_layers_that_the_model_does_not_have_are_refused_with_those_that_it_has(name, layers):
-    with pytest.raises(
-        ValueError, match=rf"layers_to_transform has \[99\]; the layers are {layers}\."
-    ):
-        find_places(CASES[name].model(), HoulsbyConfig(layers_to_transform=[99]))
-
-
-@pytest.mark.parametrize("indices", [[0, 2], [-1, 1]])
-def test_one_layer_that_the_model_does_not_have_is_refused(indices):
-    unknown = [index for index in indices if index not in (0, 1)]
-    with pytest.raises(ValueError, match=rf"has {re.escape(str(unknown))}; .*encoder\.layer\.0-1"):
-        find_places(CASES["bert"].model(), HoulsbyConfig(layers_to_transform=indices))
+def test_what_the_model_does_not_have_is_refused(name, options, word):
+    with pytest.raises(ValueError, match=word):
+        find_places(CASES[name].model(), HoulsbyConfig(**options))
 
 
 def test_a_layer_without_a_sub_layer_to_adapt_may_be_named():
@@ -196,12 +188,9 @@ def test_a_layer_without_a_sub_layer_to_adapt_may_be_named():
     ],
 )
 def test_a_pattern_that_is_no_regular_expression_is_refused(option, pattern, tmp_path):
-    rule = rf"HoulsbyConfig\.{option} must be a regular expression; got "
-    base = tiny_bert()
-    before = list(base.state_dict())
+    rule = f"{option} must be a regular expression"
     with pytest.raises(ValueError, match=rule):
-        get_peft_model(base, HoulsbyConfig(r=2, **{option: pattern}))
-    assert list(base.state_dict()) == before
+        get_peft_model(tiny_bert(), HoulsbyConfig(r=2, **{option: pattern}))
     # The patterns of a saved adapter are not needed, but are matched by PEFT.
     get_peft_model(tiny_bert(), HoulsbyConfig(r=2)).save_pretrained(tmp_path)
     config = tmp_path / "adapter_config.json"
@@ -217,51 +206,44 @@ def test_a_whole_pattern_may_begin_with_flags():
 
 def test_layers_of_one_stack_only():
     base = CASES["bart"].model()
-    both = find_places(base, HoulsbyConfig(layers_to_transform=[1]))
-    assert {(place.stack, place.layer) for place in both.values()} == {
-        ("encoder.layers", 1),
-        ("decoder.layers", 1),
-    }
-    one = find_places(base, HoulsbyConfig(layers_to_transform=[1], layers_pattern="decoder.layers"))
-    assert {(place.stack, place.layer) for place in one.values()} == {("decoder.layers", 1)}
-    whole = find_places(base, HoulsbyConfig(layers_pattern="decoder.layers"))
-    assert {place.stack for place in whole.values()} == {"decoder.layers"}
+
+    def layers(**options):
+        places = find_places(base, HoulsbyConfig(**options))
+        return {(place.stack, place.layer) for place in places.values()}
+
+    in_decoder = {"layers_pattern": "decoder.layers"}
+    assert layers(layers_to_transform=[1]) == {("encoder.layers", 1), ("decoder.layers", 1)}
+    assert layers(layers_to_transform=[1], **in_decoder) == {("decoder.layers", 1)}
+    assert layers(**in_decoder) == {("decoder.layers", 0), ("decoder.layers", 1)}
 
 
-def test_cross_attention_that_the_model_does_not_have():
-    with pytest.raises(
-        ValueError, match=r"BertModel, .* has none with positions=\('cross_attention',\)"
-    ):
-        get_peft_model(CASES["bert"].model(), HoulsbyConfig(positions=("cross_attention",)))
+# Tiny sizes by all names that the configurations of these models have for them.
+UNSUPPORTED = {
+    "hidden_size": 16, "attn_layers": ["local"] * 2, "feed_forward_size": 24,
+    "attention_head_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
+    "intermediate_size": 24, "embedding_size": 16, "local_attn_chunk_length": 4,
+    "axial_pos_embds": False,
+}  # fmt: skip
+OF_XL = {"emb_dim": 16, "n_layers": 2, "n_heads": 2, "d_model": 16, "n_layer": 2, "n_head": 2}
 
 
-@pytest.mark.parametrize("name", ["Reformer", "SqueezeBERT", "XLM", "XLNet"])
-def test_the_remedy_for_an_architecture_that_is_not_supported_works(name):
-    sizes = {
-        "hidden_size": 16, "attn_layers": ["local"] * 2, "feed_forward_size": 24,
-        "attention_head_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
-        "intermediate_size": 24, "embedding_size": 16, "local_attn_chunk_length": 4,
-        "axial_pos_embds": False,
-    }  # fmt: skip
-    own = {
-        "emb_dim": 16,
-        "n_layers": 2,
-        "n_heads": 2,
-        "d_model": 16,
-        "n_layer": 2,
-        "n_head": 2,
-        "d_inner": 24,
-    }
+@pytest.mark.parametrize(
+    ("name", "sizes", "bottlenecks"),
+    [
+        ("Reformer", UNSUPPORTED, 4),
+        ("SqueezeBERT", UNSUPPORTED, 4),
+        ("XLM", OF_XL, 4),
+        ("XLNet", OF_XL | {"d_inner": 24}, 2),
+    ],
+)
+def test_the_remedy_for_an_architecture_that_is_not_supported_works(name, sizes, bottlenecks):
     prefix = name.replace("BERT", "Bert")
-    config = getattr(transformers, f"{prefix}Config")(
-        vocab_size=50, **(own if name.startswith("XL") else sizes)
-    )
+    config = getattr(transformers, f"{prefix}Config")(vocab_size=50, **sizes)
     base, ids = getattr(transformers, f"{prefix}Model")(config), torch.randint(3, 50, (2, 8))
     with pytest.raises(ValueError, match="target_modules"):
         get_peft_model(base, HoulsbyConfig(r=4))
-    advice = next(
-        item for item in PAGE.read_text().split("\n- ") if re.match(rf"(\w+ and )?{name}\b", item)
-    )
+    items = PAGE.read_text().split("\n- ")
+    [advice, *_] = [item for item in items if re.match(rf"(\w+ and )?{name}\b", item)]
     remedy = ast.literal_eval(re.search(r"`target_modules=(\[.*?\])`", advice)[1])
     if name == "Reformer":
         with pytest.raises(ValueError, match="enable_input_require_grads"):
@@ -270,38 +252,32 @@ def test_the_remedy_for_an_architecture_that_is_not_supported_works(name):
     model = get_peft_model(base, HoulsbyConfig(r=4, target_modules=remedy))
     perturb(model)
     model(ids)[0].pow(2).sum().backward()
-    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == (
-        2 if name == "XLNet" else 4
-    )
+    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == bottlenecks
     assert all(weight.grad.any() for weight in model.parameters() if weight.requires_grad)
+
+
+def norms_of(model, train_layer_norm):
+    places = find_places(model, HoulsbyConfig(train_layer_norm=train_layer_norm))
+    return {key for key, place in places.items() if place.is_norm}
 
 
 def test_norms_of_queries_and_keys_train_with_all_norms_only():
     base = CASES["olmo2"].model()
-    norms = {key for key, place in find_places(base, HoulsbyConfig()).items() if place.is_norm}
-    every = {
-        key
-        for key, place in find_places(base, HoulsbyConfig(train_layer_norm="all")).items()
-        if place.is_norm
-    }
     queries = {f"layers.{index}.self_attn.{name}_norm" for index in range(LAYERS) for name in "qk"}
-    assert every - norms == queries | {"norm"}
+    assert norms_of(base, "all") - norms_of(base, True) == queries | {"norm"}
 
 
 def test_a_norm_that_all_rows_of_a_batch_share_never_trains():
-    every = find_places(CASES["deberta-v2:v3"].model(), HoulsbyConfig(train_layer_norm="all"))
-    assert "encoder.conv.LayerNorm" in every
-    assert "encoder.LayerNorm" not in every
+    norms = norms_of(CASES["deberta-v2:v3"].model(), "all")
+    assert "encoder.conv.LayerNorm" in norms
+    assert "encoder.LayerNorm" not in norms
 
 
 def test_a_name_that_ends_like_a_place_is_no_place():
     base = CASES["gemma4_text:experts"].model()
     model = get_peft_model(base, HoulsbyConfig(r=4, train_layer_norm="all"))
-    wrapped = {
-        name
-        for name, module in model.get_base_model().named_modules()
-        if hasattr(module, "houlsby_norm")
-    }
+    modules = model.get_base_model().named_modules()
+    wrapped = [name for name, module in modules if hasattr(module, "houlsby_norm")]
     assert "norm" in wrapped
     assert not any(name.endswith("router.norm") for name in wrapped)
     assert "layers.0.router.norm" in dict(base_modules(base))
@@ -310,10 +286,10 @@ def test_a_name_that_ends_like_a_place_is_no_place():
 def test_a_bottleneck_inside_a_wrapped_module_is_refused():
     inner, outer = "mlp.shared_expert.down_proj", "mlp"
     base = CASES["qwen2_moe"].model()
-    with pytest.raises(ValueError, match=rf"'layers.0.{inner}': it is inside 'layers.0.{outer}'"):
+    with pytest.raises(ValueError, match="inside"):
         get_peft_model(base, HoulsbyConfig(target_modules=[outer, inner]))
     model = get_peft_model(base, HoulsbyConfig(target_modules=[outer]))
-    with pytest.raises(ValueError, match=rf"'layers.0.{inner}': it is inside 'layers.0.{outer}'"):
+    with pytest.raises(ValueError, match="inside"):
         model.add_adapter("inner", HoulsbyConfig(target_modules=[inner]))
 
 
@@ -325,8 +301,7 @@ def test_recorded_places_fit_every_class_of_the_architecture(norms):
     outside = [row["module"] for row in rows if row["module"].startswith(".")]
     assert outside == ([".cls.predictions.transform.LayerNorm"] if norms == "all" else [])
     for base, encoder in ((CASES["bert"].model(), ""), (tiny_bert(), "bert")):
-        own = find_places(base, HoulsbyConfig(train_layer_norm=norms))
-        found = {
-            place.key for place in unfold_places(rows, encoder) if "predictions" not in place.key
-        }
-        assert {key for key in own if ".layer.2." not in key and ".layer.3." not in key} == found
+        keys = find_places(base, HoulsbyConfig(train_layer_norm=norms)).keys()
+        of_two_layers = {key for key in keys if not re.search(r"layer\.[23]\.", key)}
+        unfolded = {place.key for place in unfold_places(rows, encoder)}
+        assert {key for key in unfolded if "predictions" not in key} == of_two_layers

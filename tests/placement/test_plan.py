@@ -6,14 +6,17 @@ import pytest
 import torch
 from peft import get_peft_model
 from torch import nn
-from transformers import BertForMaskedLM, FalconMambaConfig, FalconMambaModel
+from transformers import (
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    FalconMambaConfig,
+    FalconMambaModel,
+)
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.heads.head import HoulsbyHead
+from model_states import state_of
 from tiny_models import perturb, tiny_bert
-
-
-BERT_ENDS = ("attention.output.dropout", "output.dropout")
 
 
 @pytest.fixture
@@ -32,9 +35,7 @@ def encoder():
 @pytest.mark.parametrize("places", [["linear2"], ["self_attn"]], ids=str)
 def test_an_encoder_layer_that_would_not_call_the_place_is_refused(places):
     base = encoder()
-    with pytest.raises(
-        ValueError, match=r"in evaluation, the fast path .*set_fastpath_enabled\(False\)"
-    ):
+    with pytest.raises(ValueError, match="fast path"):
         get_peft_model(base, HoulsbyConfig(r=2, target_modules=places))
     assert not any(isinstance(module, HoulsbyLayer) for module in base.modules())
 
@@ -58,21 +59,17 @@ def test_an_encoder_layer_without_its_fast_path(places, norms, without_fast_path
 
 def test_a_part_of_an_attention_that_is_never_called_is_refused():
     attention = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
-    with pytest.raises(
-        ValueError, match=r"'attention\.out_proj': .* never calls its parts\. Name .*: 'attention'"
-    ):
+    with pytest.raises(ValueError, match="never calls"):
         get_peft_model(attention, HoulsbyConfig(r=2, target_modules=["out_proj"]))
 
 
 def test_a_norm_and_a_bottleneck_cannot_be_at_one_place():
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2), adapter_name="one")
-    before = list(model.state_dict())
-    with pytest.raises(ValueError, match=r"is a HoulsbyLayerNorm for another adapter"):
-        model.add_adapter(
-            "two", HoulsbyConfig(r=2, target_modules=["output.LayerNorm"], train_layer_norm=False)
-        )
-    assert list(model.state_dict()) == before
-    assert list(model.peft_config) == ["one"]
+    untouched = state_of(model)
+    at_norms = HoulsbyConfig(r=2, target_modules=["output.LayerNorm"], train_layer_norm=False)
+    with pytest.raises(ValueError, match="HoulsbyLayerNorm"):
+        model.add_adapter("two", at_norms)
+    assert state_of(model) == untouched
 
 
 @pytest.mark.parametrize("is_whole_first", [True, False])
@@ -91,49 +88,40 @@ def test_what_one_adapter_trains_as_a_whole_cannot_hold_places_of_another(
 ):
     first, second = (whole, adapted) if is_whole_first else (adapted, whole)
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, **first), adapter_name="one")
-    before = list(model.state_dict())
-    with pytest.raises(
-        ValueError, match=r"trains as a whole cannot hold what another .* same modules_to_save"
-    ):
+    untouched = state_of(model)
+    with pytest.raises(ValueError, match="as a whole"):
         model.add_adapter("two", HoulsbyConfig(r=2, **second))
-    assert list(model.state_dict()) == before
-    assert list(model.peft_config) == ["one"]
+    assert state_of(model) == untouched
     model.add_adapter("two", HoulsbyConfig(r=2, **first))
 
 
 def test_modules_to_save_are_found_by_the_end_of_their_name():
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, modules_to_save=["pooler", "query"]))
-    wrapped = {
-        name
-        for name, module in model.base_model.model.named_modules()
-        if isinstance(module, HoulsbyHead)
-    }
-    assert wrapped == {"bert.pooler", "classifier"} | {
-        f"bert.encoder.layer.{i}.attention.self.query" for i in range(4)
-    }
-    with pytest.raises(
-        ValueError, match=r"matches 'bert.embeddings.word_embeddings', which is inside 'bert"
-    ):
-        get_peft_model(tiny_bert(), HoulsbyConfig(r=2, modules_to_save=["embeddings"]))
-    with pytest.raises(
-        ValueError, match=r"invertible needs the output embedding, 'cls.predictions.decoder'"
-    ):
-        get_peft_model(
-            BertForMaskedLM(tiny_bert().config),
-            HoulsbyConfig(invertible="nice", modules_to_save=["cls"]),
-        )
+    base = tiny_bert()
+    get_peft_model(base, HoulsbyConfig(r=2, modules_to_save=["pooler", "query"]))
+    wrapped = {name for name, module in base.named_modules() if isinstance(module, HoulsbyHead)}
+    queries = {f"bert.encoder.layer.{index}.attention.self.query" for index in range(4)}
+    assert wrapped == {"bert.pooler", "classifier"} | queries
+
+
+@pytest.mark.parametrize(
+    ("model_class", "options", "word"),
+    [
+        (BertForSequenceClassification, {"modules_to_save": ["embeddings"]}, "inside"),
+        (BertForMaskedLM, {"modules_to_save": ["cls"], "invertible": "nice"}, "output embedding"),
+        (BertForSequenceClassification, {"target_modules": ["query", "value"]}, "LoRA"),
+    ],
+)
+def test_modules_that_cannot_be_trained_or_adapted_are_refused(model_class, options, word):
+    with pytest.raises(ValueError, match=word):
+        get_peft_model(model_class(tiny_bert().config), HoulsbyConfig(r=2, **options))
 
 
 def test_modules_inside_a_sub_layer_are_adapted_with_a_warning(caplog):
-    for names, warnings in (
-        (["intermediate.dense"], 1),
-        (["attention.output.dense", "output.dropout"], 0),
-    ):
-        caplog.clear()
-        get_peft_model(tiny_bert(), HoulsbyConfig(r=4, target_modules=names))
-        assert len(caplog.records) == warnings, names
-    with pytest.raises(ValueError, match="as LoRA needs it"):
-        get_peft_model(tiny_bert(), HoulsbyConfig(r=4, target_modules=["query", "value"]))
+    ends = ["attention.output.dense", "output.dropout"]
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4, target_modules=ends))
+    assert not caplog.records
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4, target_modules=["intermediate.dense"]))
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*is falling back to its reference")

@@ -91,13 +91,25 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def band(point: dict) -> list[float]:
-    return [point[key] for key in ("low", "middle", "high")]
+def band(point: dict) -> tuple[float, float, float]:
+    return point["low"], point["middle"], point["high"]
+
+
+def epochs_of(scores: Sequence[float], seconds: Sequence[float] | None = None) -> list[dict]:
+    """The record of an epoch for each score."""
+    epochs = []
+    for index, score in enumerate(scores):
+        epoch = {"epoch": index + 1.0, "step": 10 * (index + 1), "accuracy": score}
+        epochs.append({**epoch, "seconds": seconds[index] if seconds else 9.0})
+    return epochs
 
 
 def assert_drawn(path: Path) -> None:
     assert path.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
     assert "<svg" in path.with_suffix(".svg").read_text()
+
+
+MNLI = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
 
 
 class TestTradeoff:
@@ -122,42 +134,33 @@ class TestTradeoff:
             ("full fine-tuning", 1000, ""),
         ]
         assert points[0]["scores"] == {"CoLA": pytest.approx([70, 80])}
-        assert band(points[0]) == pytest.approx([70, 75, 80])
-        assert band(points[-1]) == pytest.approx([80, 85, 90])
+        assert band(points[0]) == pytest.approx((70, 75, 80))
+        assert band(points[-1]) == pytest.approx((80, 85, 90))
         assert "CoLA: norms alone 3.5 points less" in capsys.readouterr().out, "the paper's loss"
         assert_drawn(tmp_path / "tradeoff")
 
     def test_percentiles_over_tasks(self, finished_run, tmp_path):
         """Validation chooses the rate of each task."""
-        tasks = ["cola", "sst2", "mrpc", "rte", "qnli", "qqp"]
-        for task, lost in zip(tasks, range(6), strict=True):
+        for lost, task in enumerate(["cola", "sst2", "mrpc", "rte", "qnli", "qqp"]):
             finished_run(task, "full", 0, 0.9)
             finished_run(task, "houlsby", 0, 0.9 - lost / 100, learning_rate=(1e-3, 1e-4)[lost % 2])
             finished_run(task, "houlsby", 0, 0.4, learning_rate=(1e-4, 1e-3)[lost % 2])
         draw("tradeoff", tmp_path)
-        point = next(
-            point for point in lines(tmp_path / "tradeoff.jsonl") if point["series"] == "adapters"
-        )
-        assert band(point) == pytest.approx([-4, -2.5, -1])  # of 0, -1, ... -5 points
+        points = lines(tmp_path / "tradeoff.jsonl")
+        [point] = [point for point in points if point["series"] == "adapters"]
+        assert band(point) == pytest.approx((-4, -2.5, -1))  # of 0, -1, ... -5 points
 
     def test_accuracy_where_a_task_has_it_test_scores_and_panels(self, finished_run, tmp_path):
         """MNLI counts as two tasks, and the two ways to label complaints as one."""
         finished_run("mrpc", "houlsby", 0, scores={"f1": 0.8, "accuracy": 0.7})
         finished_run("stsb", "houlsby", 0, scores={"spearmanr": 0.6, "pearson": 0.5})
-        finished_run(
-            "mnli", "houlsby", 0, scores={"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
-        )
+        finished_run("mnli", "houlsby", 0, scores=MNLI)
         for by in ("issue", "product"):
             finished_run(f"customer_complaints_{by}", "houlsby", 0, 0.5, test=0.4)
         draw("tradeoff", tmp_path, "--score", "accuracy")
         (point,) = lines(tmp_path / "tradeoff.jsonl")
-        expected = {
-            "MRPC": 70,
-            "STS-B": 60,
-            "MNLI-m": 84,
-            "MNLI-mm": 83,
-            "customer_complaints_issue": 50,
-        }
+        expected = {"MRPC": 70, "STS-B": 60, "MNLI-m": 84, "MNLI-mm": 83}
+        expected["customer_complaints_issue"] = 50
         assert point["scores"] == {name: pytest.approx([value]) for name, value in expected.items()}
         draw("tradeoff", tmp_path, "--split", "test", "--each")
         points = {point["panel"]: point["middle"] for point in lines(tmp_path / "tradeoff.jsonl")}
@@ -167,22 +170,20 @@ class TestTradeoff:
         """Full fine-tuning is no exception; without it, scores are absolute."""
         finished_run("cola", "full", 0, 0.9)
         finished_run("rte", "houlsby", 0, 0.7)
-        with pytest.raises(RecipeError, match="No size has runs on all of CoLA, RTE"):
+        with pytest.raises(RecipeError, match="CoLA, RTE"):
             draw("tradeoff", tmp_path)
         finished_run("cola", "houlsby", 0, 0.7)
         draw("tradeoff", tmp_path)
-        points = lines(tmp_path / "tradeoff.jsonl")
-        assert {point["series"]: point["middle"] for point in points} == {
-            "adapters": pytest.approx(70)
-        }
-        assert not any(point["relative"] for point in points)
+        [point] = lines(tmp_path / "tradeoff.jsonl")
+        assert (point["series"], point["relative"]) == ("adapters", False)
+        assert point["middle"] == pytest.approx(70)
 
     def test_full_fine_tuning_alone_has_no_difference(self, finished_run, tmp_path):
         for task in ("rte", "sst2"):
             finished_run(task, "full", 0, 0.9)
         draw("tradeoff", tmp_path)
         (point,) = lines(tmp_path / "tradeoff.jsonl")
-        assert band(point) == [0, 0, 0]
+        assert band(point) == (0, 0, 0)
         assert_drawn(tmp_path / "tradeoff")
 
 
@@ -195,81 +196,58 @@ class TestInitScale:
                 finished_run(task, "houlsby", seed, score - 0.1, r=8)
             scores = {"matthews_correlation": score + 0.2, "accuracy": 0.3}
             finished_run("cola", "houlsby", seed, scores=scores, init_std=0.1, learning_rate=3e-4)
-        shown = {}
-        for score in ("accuracy", "main"):
-            draw("init_scale", tmp_path, "--score", score)
-            points = lines(tmp_path / "init_scale.jsonl")
-            shown[score] = {
-                (point["task"], point["r"], point["init_std"]): point for point in points
-            }
-        accuracy, main = shown.values()
+        accuracy, main = self.points(tmp_path, "accuracy"), self.points(tmp_path, "main")
         assert len(accuracy) == len(main) == 6
-        assert band(accuracy["RTE", 64, 0.1]) == pytest.approx([60, 70, 80])
-        assert accuracy["CoLA", 8, 0.01]["scores"] == {
-            "0": pytest.approx(50),
-            "1": pytest.approx(70),
-        }
-        assert (
-            accuracy["CoLA", 64, 0.1]["middle"],
-            main["CoLA", 64, 0.1]["middle"],
-        ) == pytest.approx((30, 90))
+        assert band(accuracy["RTE", 64, 0.1]) == pytest.approx((60, 70, 80))
+        of_seeds = accuracy["CoLA", 8, 0.01]["scores"]
+        assert of_seeds == {"0": pytest.approx(50), "1": pytest.approx(70)}
+        assert accuracy["CoLA", 64, 0.1]["middle"] == pytest.approx(30)
+        assert main["CoLA", 64, 0.1]["middle"] == pytest.approx(90)
         assert accuracy["CoLA", 64, 0.1]["learning_rate"] == 3e-4
         assert_drawn(tmp_path / "init_scale")
+
+    def points(self, folder, score):
+        draw("init_scale", folder, "--score", score)
+        points = {}
+        for point in lines(folder / "init_scale.jsonl"):
+            points[point["task"], point["r"], point["init_std"]] = point
+        return points
 
     def test_the_mean_over_the_papers_eight(self, finished_run, tmp_path, capsys):
         """With both of MNLI's accuracies, and without WNLI and STS-B, which the runs of table 1
         also have.
         """
         finished_run("stsb", "houlsby", 0, scores={"spearmanr": 0.8, "pearson": 0.7})
-        with pytest.raises(RecipeError, match="No task has an accuracy: give --score main"):
+        with pytest.raises(RecipeError, match="--score main"):
             draw("init_scale", tmp_path)
         tasks = {"cola": 0.81, "sst2": 0.92, "mrpc": 0.85, "qqp": 0.9, "qnli": 0.91, "rte": 0.66}
         for task, score in {**tasks, "wnli": 0.5}.items():
             finished_run(task, "houlsby", 0, score)
-        finished_run(
-            "mnli", "houlsby", 0, scores={"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
-        )
+        finished_run("mnli", "houlsby", 0, scores=MNLI)
         finished_run("cola", "full", 0, 0.9)
         finished_run("cola", "houlsby", 0, 0.8, r=8)
         draw("init_scale", tmp_path)
         points = lines(tmp_path / "init_scale.jsonl")
-        assert {point["task"] for point in points} == {
-            *map(proper_name, tasks),
-            "MNLI-m",
-            "MNLI-mm",
-        }
+        names = {*map(proper_name, tasks), "MNLI-m", "MNLI-mm"}
+        assert {point["task"] for point in points} == names
         average = 100 * (sum(tasks.values()) + 0.84 + 0.83) / 8
-        assert init_scale.means(points) == {64: pytest.approx(average)}, (
-            "r=8 has no run on seven tasks"
-        )
-        assert (
-            f"r=64: mean of 8 tasks {average:.1f}; Houlsby et al. 2019, BERT-large: 85.8"
-            in capsys.readouterr().out
-        )
+        # r=8 has no run on seven tasks.
+        assert init_scale.means(points) == {64: pytest.approx(average)}
+        assert f"r=64: mean of 8 tasks {average:.1f}" in capsys.readouterr().out
 
 
 def test_learning_curves(finished_run, tmp_path):
     for seed, scores in enumerate([(0.6, 0.7, 0.9), (0.8, 0.7)]):
-        epochs = [
-            {
-                "epoch": n + 1.0,
-                "step": 10 * (n + 1),
-                "seconds": 30.0 * (n + 1) + 2 * seed,
-                "accuracy": one,
-            }
-            for n, one in enumerate(scores)
-        ]
-        finished_run("rte", "houlsby", seed, 0.8, epochs=epochs)
+        seconds = [30 + 2 * seed, 60 + 2 * seed, 90]
+        finished_run("rte", "houlsby", seed, 0.8, epochs=epochs_of(scores, seconds))
     draw("curves", tmp_path, "--x", "seconds")
     first, second = lines(tmp_path / "learning_curves.jsonl")  # the third epoch has one seed only
-    assert [(point["epoch"], point["step"], point["seconds"]) for point in (first, second)] == [
-        (1, 10, 31),
-        (2, 20, 61),
-    ]
-    assert band(first) == pytest.approx([60, 70, 80])
-    assert band(second) == pytest.approx([70, 70, 70])
+    assert (first["epoch"], first["step"], first["seconds"]) == (1, 10, 31)
+    assert (second["epoch"], second["step"], second["seconds"]) == (2, 20, 61)
+    assert band(first) == pytest.approx((60, 70, 80))
+    assert band(second) == pytest.approx((70, 70, 70))
     assert_drawn(tmp_path / "learning_curves")
-    with pytest.raises(RecipeError, match=r"a run on rte has .*accuracy"):
+    with pytest.raises(RecipeError, match="accuracy"):
         draw("curves", tmp_path, "--score", "f1")
 
 
@@ -277,43 +255,28 @@ class TestCompare:
     def test_by_hand(self, finished_run, tmp_path):
         """Fine-tuning's mean scores are 65, 85 and 80 percent, and 99% of 85 are 84.15."""
         runs = {
-            ("full", 0, None): [(0.5, 10.0), (0.9, 20.0), (0.7, 30.0)],
-            ("full", 1, None): [
-                (0.8, 12.0),
-                (0.8, 40.0),
-                (0.9, 60.0),
-                (0.99, 80.0),
-            ],  # seed 0 has no fourth
-            ("houlsby", 0, "bfloat16"): [(0.9, 4.0), (0.842, 8.0)],
-            ("houlsby", 1, "bfloat16"): [(0.7, 7.0), (0.85, 14.0)],
-            ("houlsby", 0, "float32"): [(0.9, 9.0)],
-            ("houlsby", 1, "float32"): [(0.78, 9.0)],
+            ("full", 0, None): [(0.5, 0.9, 0.7), (10, 20, 30)],
+            # Seed 0 has no fourth epoch.
+            ("full", 1, None): [(0.8, 0.8, 0.9, 0.99), (12, 40, 60, 80)],
+            ("houlsby", 0, "bfloat16"): [(0.9, 0.842), (4, 8)],
+            ("houlsby", 1, "bfloat16"): [(0.7, 0.85), (7, 14)],
+            ("houlsby", 0, "float32"): [(0.9,), (9,)],
+            ("houlsby", 1, "float32"): [(0.78,), (9,)],
         }
-        for (method, seed, dtype), scores in runs.items():
-            epochs = [
-                {"epoch": n, "step": n, "seconds": seconds, "accuracy": score}
-                for n, (score, seconds) in enumerate(scores)
-            ]
-            folder = finished_run(
-                "rte", method, seed, max(scores)[0], epochs=epochs, base_dtype=dtype
-            )
+        for (method, seed, dtype), (scores, seconds) in runs.items():
+            options = {"epochs": epochs_of(scores, seconds), "base_dtype": dtype}
+            folder = finished_run("rte", method, seed, max(scores), **options)
             (folder / "adapter").mkdir()
             (folder / "adapter" / "adapter_model.safetensors").write_bytes(bytes(3_000_000))
-        rows = arrange(finished(tmp_path), CHOSEN)
-        full, bfloat16, float32 = rows
+        full, bfloat16, float32 = arrange(finished(tmp_path), CHOSEN)
         assert compare.times(full, full, 0.99) == {"rte, to 84.2": "30 s (20 to 40), 1.00"}
         assert compare.times(bfloat16, full, 0.99) == {"rte, to 84.2": "11 s (8 to 14), 0.37"}
         assert compare.times(float32, full, 0.99) == {"rte, to 84.2": "not reached"}
         draw("compare", tmp_path)
-        found = pd.read_csv(tmp_path / "compare.csv", index_col=0).loc[bfloat16.label]
-        assert (found["bytes"], found["seconds"], found["memory"], found["seeds"]) == (
-            3_000_000,
-            11,
-            2000,
-            2,
-        )
+        facts = pd.read_csv(tmp_path / "compare.csv", index_col=0).loc[bfloat16.label]
+        assert [*facts[["bytes", "seconds", "memory", "seeds"]]] == [3_000_000, 11, 2000, 2]
         # Of 0.90 - 0.90 and 0.85 - 0.99.
-        assert (found["difference"], found["difference_error"]) == pytest.approx((-7, 7))
+        assert [*facts[["difference", "difference_error"]]] == pytest.approx([-7, 7])
         assert "-7.00 ± 7.00" in (tmp_path / "compare.md").read_text()
         assert_drawn(tmp_path / "compare")
 
@@ -322,15 +285,11 @@ class TestCompare:
             for name, score in (("gelu", gelu), ("tanh", tanh)):
                 finished_run("rte", "houlsby", seed, score, activation=name)
         draw("compare", tmp_path, "--baseline", "activation gelu")
-        found = pd.read_csv(tmp_path / "compare.csv", index_col=0)
-        gelu, tanh = (
-            found.loc[next(label for label in found.index if name in label)]
-            for name in ("gelu", "tanh")
-        )
-        assert (gelu["score"], gelu["score_error"]) == pytest.approx((75, 5))
-        assert (tanh["difference"], tanh["difference_error"]) == pytest.approx(
-            (-7.5, 2.5)
-        )  # of -10 and -5
+        facts = pd.read_csv(tmp_path / "compare.csv", index_col=0)
+        gelu, tanh = facts.filter(like="gelu", axis=0), facts.filter(like="tanh", axis=0)
+        assert [*gelu[["score", "score_error"]].iloc[0]] == pytest.approx([75, 5])
+        # Of -10 and -5.
+        assert [*tanh[["difference", "difference_error"]].iloc[0]] == pytest.approx([-7.5, 2.5])
 
     def test_a_single_method_is_compared_with_itself(self, finished_run, tmp_path, capsys):
         for seed, score in enumerate((0.7, 0.8)):
@@ -339,83 +298,70 @@ class TestCompare:
         facts = pd.read_csv(tmp_path / "compare.csv", index_col=0).iloc[0]
         assert (facts["score"], facts["difference"], facts["seconds"]) == pytest.approx((75, 0, 9))
         assert "Empty DataFrame" not in capsys.readouterr().out
-        with pytest.raises(RecipeError, match="--baseline must be one of: houlsby, r 64"):
+        with pytest.raises(RecipeError, match="houlsby, r 64"):
             draw("compare", tmp_path, "--baseline", "lora")
 
 
 class TestStability:
-    def test_seeds_the_chosen_rate_and_the_gradients(self, finished_run, tmp_path, capsys):
-        """The best run alone is at another rate. The last epoch shows a collapse."""
+    @pytest.fixture
+    def stable_runs(self, finished_run):
+        """Runs of three seeds with gradients. The best run alone is at another rate, and the last
+        epoch shows a collapse.
+        """
         for rate, scores in {3e-4: (0.7, 0.8, 0.9), 1e-3: (0.5, 0.6, 0.95)}.items():
-            for seed, score in enumerate(scores):
-                for method in ("full", "houlsby"):
-                    epochs = [
-                        {"epoch": 1.0, "step": 10, "accuracy": score},
-                        {"epoch": 2.0, "step": 20, "accuracy": 0.5},
-                    ]
-                    folder = finished_run(
-                        "rte", method, seed, score, epochs=epochs, learning_rate=rate
-                    )
-                    norms = {"bert.encoder.layer.0": 2.0 + seed, "classifier": 1.0}
-                    (folder / FILE).write_text(
-                        "".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2))
-                    )
+            for (seed, score), method in itertools.product(enumerate(scores), ("full", "houlsby")):
+                options = {"epochs": epochs_of((score, 0.5)), "learning_rate": rate}
+                folder = finished_run("rte", method, seed, score, **options)
+                norms = {"bert.encoder.layer.0": 2.0 + seed, "classifier": 1.0}
+                steps = [json.dumps({"step": step, "norms": norms}) for step in (1, 2)]
+                (folder / FILE).write_text("\n".join(steps) + "\n")
+
+    def test_seeds_and_the_chosen_rate(self, stable_runs, tmp_path, capsys):
         draw("stability", tmp_path)
         rows = lines(tmp_path / "stability.jsonl")
-        drawn = [(row["method"], row["pretraining_steps"], row["learning_rate"]) for row in rows]
-        assert drawn == [("full", 0, 3e-4), ("houlsby", 0, 3e-4)]
+        assert [row["method"] for row in rows] == ["full", "houlsby"]
         for row in rows:
-            assert row["scores"] == {str(seed): pytest.approx(70 + 10 * seed) for seed in range(3)}
-            assert row["last"] == {str(seed): pytest.approx(50) for seed in range(3)}
+            assert (row["pretraining_steps"], row["learning_rate"]) == (0, 3e-4)
+            assert [*row["scores"].values()] == pytest.approx([70, 80, 90])
+            assert [*row["last"].values()] == pytest.approx([50, 50, 50])
         # Of 70, 80 and 90: deviations of 10, and quartiles halfway between the scores.
-        printed = "best epoch: mean 80.00, standard deviation 10.00, interquartile range 10.00"
-        assert f"RTE, adapters, {printed}, 3 seeds" in capsys.readouterr().out
-        read = stability.read_norms({"folder": path.parent} for path in tmp_path.glob(f"*/{FILE}"))
-        assert read["layer 0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
+        printed = "mean 80.00, standard deviation 10.00, interquartile range 10.00"
+        assert f"RTE, adapters, best epoch: {printed}" in capsys.readouterr().out
         for name in ("stability_rte", "gradient_norms_rte"):  # although the runs were moved
             assert_drawn(tmp_path / name)
 
+    def test_the_norms_of_gradients_are_medians_of_the_seeds(self, stable_runs, tmp_path):
+        folders = [{"folder": path.parent} for path in tmp_path.glob(f"*/{FILE}")]
+        assert stability.read_norms(folders)["layer 0"] == {1: 3.0, 2: 3.0}  # of 2, 3 and 4
+
     def test_lengths_of_pretraining_and_of_fine_tuning(self, finished_run, tmp_path):
-        """With one run per start, whose epochs are drawn, and with a run per number of epochs."""
+        """With one run per start, whose epochs are drawn."""
         for steps in (0, 20, 30):
-            epochs = [
-                {"epoch": n, "step": n, "accuracy": (50 + steps + n) / 100} for n in (1.0, 2.0)
-            ]
+            scores = ((51 + steps) / 100, (52 + steps) / 100)
             start = f"x/checkpoint-{steps}" if steps else None
-            finished_run(
-                "rte", "houlsby", 0, epochs[-1]["accuracy"], epochs=epochs, init_adapter=start
-            )
-            finished_run(
-                "rte", "full", 0, epochs[-1]["accuracy"], epochs=epochs, model=start or "tiny"
-            )
+            options = {"score": scores[-1], "epochs": epochs_of(scores)}
+            finished_run("rte", "houlsby", 0, **options, init_adapter=start)
+            finished_run("rte", "full", 0, **options, model=start or "tiny")
         draw("stability", tmp_path)
         rows = lines(tmp_path / "stability.jsonl")
-        starts = [(row["method"], row["pretraining_steps"]) for row in rows]
-        assert starts == [
-            (method, steps) for steps in (0, 20, 30) for method in ("full", "houlsby")
-        ]
+        starts = [(row["pretraining_steps"], row["method"]) for row in rows]
+        assert starts == list(itertools.product((0, 20, 30), ("full", "houlsby")))
         for row in rows:
-            first = 51 + row["pretraining_steps"]
-            assert row["by_epochs"] == {
-                "1.0": pytest.approx(first),
-                "2.0": pytest.approx(first + 1),
-            }
+            last = 52 + row["pretraining_steps"]
+            assert [*row["by_epochs"].values()] == pytest.approx([last - 1, last])
         for name in ("pretraining", "epochs", "learning_curves"):
             assert_drawn(tmp_path / f"{name}_rte")
-        boxes = stability.draw_lengths(rows).axes[0].get_lines()
-        points = [[*line.get_xdata()] for line in boxes if line.get_marker() == "."]
-        assert points == [[pytest.approx(72), pytest.approx(82)]] * 2, (
-            "a point for each length, after the last epoch"
-        )
+        drawn = stability.draw_lengths(rows).axes[0].get_lines()
+        points = [[*line.get_xdata()] for line in drawn if line.get_marker() == "."]
+        # A point for each length, after the last epoch.
+        assert points == [[pytest.approx(72), pytest.approx(82)]] * 2
 
+    def test_a_run_per_number_of_epochs(self):
         runs = []
         for length in (1, 3):
-            epochs = [
-                {"epoch": float(n), "accuracy": (10 * length + n) / 100}
-                for n in range(1, length + 1)
-            ]
-            runs.append({"task": "rte", "chosen_by": "accuracy", "epochs": epochs,
-                         "arguments": {"num_train_epochs": length}})  # fmt: skip
+            scores = [(10 * length + number + 1) / 100 for number in range(length)]
+            run = {"task": "rte", "chosen_by": "accuracy", "epochs": epochs_of(scores)}
+            runs.append({**run, "arguments": {"num_train_epochs": length}})
         assert stability.by_epochs(runs) == {1.0: pytest.approx(11), 3.0: pytest.approx(33)}
 
 
@@ -464,11 +410,8 @@ class TestGradientNorms:
         trainer.train()
         first, second = lines(tmp_path / FILE)
         assert (first["step"], second["step"]) == (1, 2)
-        assert (
-            first["norms"].keys()
-            == expected.keys()
-            == {*(f"bert.encoder.layer.{i}" for i in range(4)), "classifier"}
-        )
+        layers = {f"bert.encoder.layer.{index}" for index in range(4)}
+        assert first["norms"].keys() == expected.keys() == layers | {"classifier"}
         for layer, square in expected.items():
             assert first["norms"][layer] == pytest.approx(math.sqrt(square), rel=1e-3)
 
@@ -476,18 +419,24 @@ class TestGradientNorms:
 def cut_or_overprinted(figure) -> list[str]:
     """The labels of a figure's axes that reach beyond it, or overlap on the same axis."""
     figure.draw_without_rendering()
-    found = []
+    labels = []
     for axes in figure.axes:
-        for names in (axes.get_xticklabels(), axes.get_yticklabels()):
-            shown = [name for name in names if name.get_text() and name.get_visible()]
-            boxes = [name.get_window_extent() for name in shown]
-            neighbours = itertools.pairwise(zip(shown, boxes, strict=True))
-            found += [a.get_text() for (a, one), (_, other) in neighbours if one.overlaps(other)]
+        labels += overprinted(axes.get_xticklabels()) + overprinted(axes.get_yticklabels())
         for label in (axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_yticklabels()):
             box = label.get_window_extent()
-            if label.get_text() and (box.x0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y0 < -1):
-                found.append(label.get_text())
-    return found
+            is_cut = box.x0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y0 < -1
+            if label.get_text() and is_cut:
+                labels.append(label.get_text())
+    return labels
+
+
+def overprinted(names: list) -> list[str]:
+    visible = [name for name in names if name.get_text() and name.get_visible()]
+    labels = []
+    for name, neighbor in itertools.pairwise(visible):
+        if name.get_window_extent().overlaps(neighbor.get_window_extent()):
+            labels.append(name.get_text())
+    return labels
 
 
 class TestFullSize:
@@ -496,15 +445,11 @@ class TestFullSize:
     """
 
     def test_eighteen_tasks(self, finished_run, tmp_path):
-        epochs = [
-            {"epoch": float(n), "step": n, "seconds": 100.0 * n, "accuracy": 0.5 + n / 100}
-            for n in range(1, 21)
-        ]
+        scores = [0.5 + number / 100 for number in range(20)]
+        options = {"scores": {"accuracy": 0.7}, "epochs": epochs_of(scores, [*range(20)])}
         for task in PAPER.index:
             for method, trained in (("full", 110_000_000), ("houlsby", 900_000), ("lora", 300_000)):
-                finished_run(
-                    task, method, 0, trained=trained, scores={"accuracy": 0.7}, epochs=epochs
-                )
+                finished_run(task, method, 0, trained=trained, **options)
         rows = arrange(finished(tmp_path), CHOSEN)
         facts = compare.summarize(rows, rows[0], find_columns(rows), "validation")
         for drawn in (
@@ -543,11 +488,8 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     encoder = save_tiny_encoder(folder / "encoder")
     for split, rows in minimal_pairs().items():
-        write(
-            folder / "sst2" / f"{split}.csv",
-            sentence=rows["sentence"][:200],
-            label=rows["label"][:200],
-        )
+        columns = {name: rows[name][:200] for name in ("sentence", "label")}
+        write(folder / "sst2" / f"{split}.csv", **columns)
     for method in ("houlsby", "full"):
         run(glue, "--task", "sst2", "--data_dir", folder, "--model_name", encoder,
             "--output_dir", folder / method, "--method", method, "--max_steps", 4,
@@ -556,41 +498,57 @@ def trained(tmp_path_factory):
     return folder
 
 
+def accuracy_of(model: PeftModel, finished) -> float:
+    """The accuracy of a model on the validation data of a run, without its Trainer."""
+    hits = []
+    for batch in finished.trainer.get_eval_dataloader():
+        labels = batch.pop("labels")
+        hits.append(model(**batch).logits.argmax(-1) == labels)
+    return torch.cat(hits).double().mean().item()
+
+
+@pytest.fixture(scope="module")
+def ablated(trained, tmp_path_factory):
+    """A run that has been ablated and pruned by a layer."""
+    folder = tmp_path_factory.mktemp("ablated") / "run"
+    shutil.copytree(trained / "houlsby", folder)
+    draw("ablation", folder, "--prune", 1, "--norms", "remove")
+    return folder
+
+
 class TestAblation:
-    def test_scores_are_the_runs_and_those_of_the_pruned_adapter(self, trained, tmp_path, capsys):
-        folder = shutil.copytree(trained / "houlsby", tmp_path / "run")
-        draw("ablation", folder, "--prune", 1, "--norms", "remove")
-        first, *rows = lines(folder / "ablation.jsonl")
-        assert sorted(row["span"] for row in rows) == [
-            [i, j] for i in range(4) for j in range(i, 4)
-        ]
-        assert_drawn(folder / "ablation")
-        output = capsys.readouterr().out
-        assert "Pruned layers" in output
-        everything = next(row for row in rows if row["span"] == [0, 3])
-        single = [row["relative_change"] for row in rows if row["span"][0] == row["span"][1]]
-        finished = load_run(folder, None, 64)
-        majority = max(Counter(finished.validation["label"]).values()) / len(finished.validation)
-        accuracies = f"accuracy {100 * everything['scores']['accuracy']:.1f}, the majority class"
-        assert f"{accuracies} {100 * majority:.1f}" in output
-        assert f"at most {-100 * min(single):.1f}% less" in output
-        config = HoulsbyConfig.from_pretrained(folder / "pruned")
-        removed = set(range(4)) - set(config.layers_to_transform)
-        expected = next(row for row in rows if row["span"] == [min(removed), max(removed)])
+    def test_a_row_for_each_span_of_layers(self, ablated):
+        first, *rows = lines(ablated / "ablation.jsonl")
+        spans = [[i, j] for i in range(4) for j in range(i, 4)]
+        assert sorted(row["span"] for row in rows) == spans
+        for row in rows:
+            change = row["scores"]["accuracy"] / first["scores"]["accuracy"] - 1
+            assert row["relative_change"] == pytest.approx(change)
+        assert_drawn(ablated / "ablation")
 
-        def accuracy(model: PeftModel) -> float:
-            batches = [
-                (batch.pop("labels"), batch) for batch in finished.trainer.get_eval_dataloader()
-            ]
-            hits = [model(**batch).logits.argmax(-1) == labels for labels, batch in batches]
-            return torch.cat(hits).double().mean().item()
-
+    def test_scores_are_the_runs_and_those_of_the_pruned_adapter(self, ablated):
+        finished = load_run(ablated, None, 64)
+        removed = set(range(4)) - set(
+            HoulsbyConfig.from_pretrained(ablated / "pruned").layers_to_transform
+        )
+        first, *rows = lines(ablated / "ablation.jsonl")
+        [row] = [row for row in rows if row["span"] == [min(removed), max(removed)]]
         model = finished.trainer.model
-        assert accuracy(model) == pytest.approx(first["scores"]["accuracy"])
-        pruned = PeftModel.from_pretrained(model.unload(), folder / "pruned").eval()
-        assert accuracy(pruned) == pytest.approx(expected["scores"]["accuracy"])
-        change = expected["scores"]["accuracy"] / first["scores"]["accuracy"] - 1
-        assert expected["relative_change"] == pytest.approx(change)
+        assert accuracy_of(model, finished) == pytest.approx(first["scores"]["accuracy"])
+        pruned = PeftModel.from_pretrained(model.unload(), ablated / "pruned").eval()
+        assert accuracy_of(pruned, finished) == pytest.approx(row["scores"]["accuracy"])
+
+    def test_what_is_printed(self, trained, tmp_path, capsys):
+        folder = shutil.copytree(trained / "houlsby", tmp_path / "run")
+        draw("ablation", folder)
+        output = capsys.readouterr().out
+        rows = {tuple(row["span"] or ()): row for row in lines(folder / "ablation.jsonl")}
+        labels = load_run(folder, None, 64).validation["label"]
+        without_all = f"accuracy {100 * rows[0, 3]['scores']['accuracy']:.1f}"
+        majority = 100 * max(Counter(labels).values()) / len(labels)
+        assert f"{without_all}, the majority class {majority:.1f}" in output
+        least = min(rows[layer, layer]["relative_change"] for layer in range(4))
+        assert f"at most {-100 * least:.1f}% less" in output
 
     def test_the_depth_of_adapters_that_may_be_cut(self, trained, tmp_path):
         for name, changes in (("cut", {"adapter_drop": True}), ("upper", {"layers": [2, 3]})):
@@ -603,10 +561,8 @@ class TestAblation:
         draw("depth", tmp_path)
         assert_drawn(tmp_path / "depth")
         rows = {(row["line"], row["layers"]): row for row in lines(tmp_path / "depth.jsonl")}
-        spans = {
-            tuple(row["span"] or ()): row["scores"]
-            for row in lines(tmp_path / "cut" / "ablation.jsonl")
-        }
+        ablation = lines(tmp_path / "cut" / "ablation.jsonl")
+        spans = {tuple(row["span"] or ()): row["scores"] for row in ablation}
         for layers, span in ((4, ()), (3, (0, 0)), (2, (0, 1)), (1, (0, 2))):
             expected = 100 * spans[span][results["chosen_by"]]
             assert rows["SST-2, AdapterDrop", layers]["middle"] == pytest.approx(expected)
@@ -614,9 +570,9 @@ class TestAblation:
         assert rows["SST-2", 2]["middle"] == 50
 
     def test_what_has_no_adapters_or_is_no_run(self, trained, tmp_path):
-        with pytest.raises(ValueError, match="layers that have a Houlsby adapter, here none"):
+        with pytest.raises(ValueError, match="here none"):
             draw("ablation", trained / "full")
-        with pytest.raises(RecipeError, match="must be the output folder of a finished run"):
+        with pytest.raises(RecipeError, match="finished run"):
             draw("ablation", tmp_path)
 
 
@@ -650,22 +606,23 @@ def write_wordnet(folder: Path) -> Path:
     return folder
 
 
-def test_synonyms(tmp_path):
+@pytest.mark.parametrize(
+    ("word", "part", "synonyms"),
+    [
+        ("film", "noun", ["movie", "coat"]),  # both senses, without the synonym of two words
+        ("Film", "noun", ["movie", "coat"]),
+        # Tagged more often as an adjective; "Good" is the word itself.
+        ("good", "adj", ["fine", "honest"]),
+        ("well", "adv", ["good"]),
+        # Never tagged: the part of speech with the most senses.
+        ("light", "adj", ["pale", "airy"]),
+        ("films", None, []),
+    ],
+)
+def test_synonyms(word, part, synonyms, tmp_path):
     wordnet = WordNet(write_wordnet(tmp_path))
-    expected = {
-        "film": ("noun", ["movie", "coat"]),  # both senses, without the synonym of two words
-        "Film": ("noun", ["movie", "coat"]),
-        "good": (
-            "adj",
-            ["fine", "honest"],
-        ),  # tagged more often as an adjective; "Good" is the word itself
-        "well": ("adv", ["good"]),
-        "light": ("adj", ["pale", "airy"]),  # never tagged: the part of speech with the most senses
-        "films": (None, []),
-    }
-    assert {
-        word: (wordnet.part_of_speech(word), wordnet.synonyms(word)) for word in expected
-    } == expected
+    assert wordnet.part_of_speech(word) == part
+    assert wordnet.synonyms(word) == synonyms
 
 
 @pytest.mark.skipif(
@@ -687,11 +644,13 @@ class Toy:
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         self.queries += len(texts)
-        sums = [
-            self.start + sum(self.weights.get(word.lower(), 0) for word in text.split())
-            for text in texts
-        ]
-        return np.array([[1 - p, p] for p in sums])
+        probabilities = []
+        for text in texts:
+            probability = self.start
+            for word in text.split():
+                probability += self.weights.get(word.lower(), 0)
+            probabilities.append([1 - probability, probability])
+        return np.array(probabilities)
 
 
 SYNONYMS = {"great": ["superb", "fine"], "film": ["movie", "picture"], "plot": ["story"]}
@@ -723,57 +682,31 @@ class TestPwws:
             (0.30, 1, -0.05, "fine plot movie", True, 2),  # 0.70 - 0.15 is not
             (0.36, 1, -0.05, "fine story movie", True, 3),  # 0.76 - 0.15 - 0.10 - 0.02 = 0.49
             (0.50, 1, -0.05, "fine story movie", False, 3),
-            (
-                0.19,
-                1,
-                -0.01,
-                "fine plot film",
-                True,
-                1,
-            ),  # the falls are 0.10 and 0.11, the scores 0.039 and 0.035
-            (
-                0.08,
-                0,
-                -0.05,
-                "superb plot film",
-                True,
-                1,
-            ),  # of label 0, superb is the better substitute
+            # The falls are 0.10 and 0.11, the scores 0.039 and 0.035.
+            (0.19, 1, -0.01, "fine plot film", True, 1),
+            # Of label 0, superb is the better substitute.
+            (0.08, 0, -0.05, "superb plot film", True, 1),
         ],
     )
     def test_greedy_order(self, start, label, movie, text, success, replaced):
         model = Toy(start, **{**WEIGHTS, "movie": movie})
-        found = attack("great plot film", label, model)
-        assert (found.text, found.success, found.replaced, found.words) == (
-            text,
-            success,
-            replaced,
-            3,
-        )
-        assert found.queries == 1 + 3 + 5 + replaced
+        outcome = attack("great plot film", label, model)
+        assert (outcome.text, outcome.success) == (text, success)
+        assert (outcome.replaced, outcome.words) == (replaced, 3)
+        assert outcome.queries == 1 + 3 + 5 + replaced
 
     def test_the_rest_of_the_text_stays_to_the_letter(self):
-        found = attack(
-            "  A Great plot -- and GREAT film's 's 2nd film?!",
-            1,
-            Toy(0.5, **WEIGHTS),
-            {**SYNONYMS, "s": ["sulfur"]},
-        )
-        assert found.text == "  A Fine story -- and FINE film's 's 2nd movie?!"
-        assert found.words == 9  # a, great, plot, and, great, film's, s, nd, film
+        text = "  A Great plot -- and GREAT film's 's 2nd film?!"
+        outcome = attack(text, 1, Toy(0.5, **WEIGHTS), {**SYNONYMS, "s": ["sulfur"]})
+        assert outcome.text == "  A Fine story -- and FINE film's 's 2nd movie?!"
+        assert outcome.words == 9  # a, great, plot, and, great, film's, s, nd, film
 
     def test_nothing_to_replace(self):
-        model = Toy(0.5)
-        found = attack(
-            "it is in a", 1, model, {"it": ["trade"], "in": ["inch"], "a": ["ampere"], "is": ["be"]}
-        )
-        assert (found.text, found.success, found.replaced, found.queries) == (
-            "it is in a",
-            False,
-            0,
-            0,
-        )
-        assert model.queries == 0
+        model, text = Toy(0.5), "it is in a"
+        synonyms = {"it": ["trade"], "in": ["inch"], "a": ["ampere"], "is": ["be"]}
+        outcome = attack(text, 1, model, synonyms)
+        assert (outcome.text, outcome.success, outcome.replaced) == (text, False, 0)
+        assert outcome.queries == model.queries == 0
 
 
 class TestRobustness:
@@ -781,17 +714,14 @@ class TestRobustness:
         folders = [trained / method for method in ("houlsby", "full")]
         draw("robustness", *folders, "--wordnet", write_wordnet(tmp_path), "--output_dir", tmp_path,
              "--max_eval_samples", 40)  # fmt: skip
-        rows = [
-            json.loads(line) for line in (tmp_path / "robustness.jsonl").read_text().splitlines()
-        ]
+        rows = lines(tmp_path / "robustness.jsonl")
         assert [row["run"] for row in rows] == ["houlsby", "full"]
         for row in rows:
             assert row["examples"] == 40
             assert row["attacked"] == len(row["attacks"]) == round(40 * row["accuracy"])
             assert row["successes"] == sum(attack["success"] for attack in row["attacks"])
             assert row["success_rate"] == row["successes"] / row["attacked"]
-        assert (tmp_path / "robustness.png").is_file()
-        assert (tmp_path / "robustness.svg").is_file()
+        assert_drawn(tmp_path / "robustness")
 
     def test_epochs_of_pretraining(self, tmp_path):
         """Of a checkpoint, of the chosen epoch, of the last one; without pretraining, and of a
@@ -807,16 +737,12 @@ class TestRobustness:
         (tmp_path / "checkpoint-20" / "trainer_state.json").write_text('{"epoch": 0.5}')
         assert (epochs("checkpoint-20"), epochs("model"), epochs("moved")) == (0.5, 0, None)
         for best, expected in ((1.0, 1.0), (None, 2.0)):
-            content = {
-                "task": "mlm",
-                "best_epoch": best,
-                "epochs": [{"epoch": 1.0}, {"epoch": 2.0}],
-            }
+            content = {"task": "mlm", "best_epoch": best, "epochs": epochs_of((0.5, 0.6))}
             (tmp_path / "results.json").write_text(json.dumps(content))
             assert epochs("model") == expected
 
     def test_batches_do_not_change_the_order(self, trained):
-        one = load_run(trained / "houlsby", None, 4)
-        texts = one.validation["sentence"][:9]
-        alone = np.concatenate([robustness.predictor(one)([text]) for text in texts])
-        np.testing.assert_allclose(robustness.predictor(one)(texts), alone, atol=1e-5)
+        finished = load_run(trained / "houlsby", None, 4)
+        texts, predict = finished.validation["sentence"][:9], robustness.predictor(finished)
+        alone = np.concatenate([predict([text]) for text in texts])
+        np.testing.assert_allclose(predict(texts), alone, atol=1e-5)

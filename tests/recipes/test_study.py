@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from math import hypot, sqrt
 from pathlib import Path
 
@@ -51,13 +52,8 @@ SERVER = 684 / 9
 
 def result(task, scores, seed=0, method="houlsby", trained=20_000, **arguments):
     """results.json of a run, with what the table reads of it."""
-    options = {
-        "learning_rate": 1e-3,
-        "num_train_epochs": 5.0,
-        "r": 64,
-        "share_layers": 0,
-        "max_length": 128,
-    }
+    options = {"learning_rate": 1e-3, "num_train_epochs": 5.0, "r": 64, "share_layers": 0}
+    options["max_length"] = 128
     adds = method in ("houlsby", "lora")
     return {
         "task": task,
@@ -77,6 +73,10 @@ def cola(score, seed=0, **arguments):
     return result("cola", {"matthews_correlation": score}, seed, **arguments)
 
 
+def all_tasks(**options):
+    return [result(task, scores, **options) for task, scores in SCORES.items()]
+
+
 def table(runs, name="Scores", chosen=CHOSEN):
     """A table of a study of these runs, with its index as text."""
     return study(arrange(runs, chosen))[name][0]
@@ -86,9 +86,9 @@ def test_averages_by_hand_never_over_a_missing_task():
     assert 100 * mean_of_nine(SCORES) == pytest.approx(MEAN_OF_NINE, abs=1e-12)
     assert 100 * server_average(SCORES) == pytest.approx(SERVER, abs=1e-12)
     for missing in ("mnli", "wnli"):
-        rest = {task: scores for task, scores in SCORES.items() if task != missing}
-        assert server_average(rest) is None
-        assert (mean_of_nine(rest) is None) == (missing != "wnli")
+        eight = {task: scores for task, scores in SCORES.items() if task != missing}
+        assert server_average(eight) is None
+        assert (mean_of_nine(eight) is None) == (missing != "wnli")
 
 
 def test_tasks_that_were_not_scored_have_no_average(tmp_path, capsys):
@@ -105,7 +105,7 @@ def test_the_mean_and_its_standard_error():
 
 
 def test_the_plain_means_of_the_papers_rows_and_their_printed_totals():
-    lines = table([result(task, scores) for task, scores in SCORES.items()])
+    lines = table(all_tasks())
     test = lines[lines.index.str.endswith("(test)")]
     assert [*test["mean of nine"]] == ["82.0", "81.5", "81.1", "79.7", "79.4", "79.5", "79.4"]
     totals = (80.4, 80.0, 79.6, 79.7, 79.4, 79.2, 79.3)
@@ -118,21 +118,16 @@ class TestRows:
             runs = [result(task, SCORES[task], init_adapter=path) for task, path in paths]
             return [set(row.cells) for row in arrange(runs, CHOSEN)]
 
-        own = [
-            (task, f"/home/porter/runs/{task}-text_{task}/adapter") for task in SCORES
-        ]  # "rte" is in "porter"
-        assert starts(*own) == [set(SCORES)]
+        # "rte" is in "porter".
+        paths = [(task, f"/home/porter/runs/{task}-text_{task}/adapter") for task in SCORES]
+        assert starts(*paths) == [set(SCORES)]
         assert starts(("rte", "runs/mnli-text"), ("mnli", "runs/mnli-text")) == [{"rte"}, {"mnli"}]
         assert starts(("rte", "runs/mnli-text"), ("cola", "runs/mnli-text")) == [{"rte", "cola"}]
 
     def test_a_cell_is_the_best_points_seeds(self):
-        runs = [
-            cola(0.5, 0),
-            cola(0.6, 1),
-            cola(0.52, 0, learning_rate=3e-3),
-            cola(0.7, 1, learning_rate=3e-3),
-        ]
-        (row,) = arrange([*runs, cola(0.65, 0, learning_rate=1e-2)], CHOSEN)
+        runs = [cola(0.5, 0), cola(0.6, 1), cola(0.65, 0, learning_rate=1e-2)]
+        runs += [cola(0.52, 0, learning_rate=3e-3), cola(0.7, 1, learning_rate=3e-3)]
+        (row,) = arrange(runs, CHOSEN)
         cell = row.cells["cola"]
         assert {seed: run["best_score"] for seed, run in cell.seeds.items()} == {0: 0.52, 1: 0.7}
         assert cell.mean("matthews_correlation") == (pytest.approx(61), pytest.approx(9))
@@ -159,16 +154,8 @@ class TestRows:
         """Another method's option, where a run was made, the type of a number, the parts of a
         step's rows.
         """
-        runs = [
-            cola(
-                0.5,
-                method="full",
-                logging_dir="a",
-                report_to=[],
-                max_steps=10,
-                gradient_accumulation_steps=4,
-            )
-        ]
+        where = {"logging_dir": "a", "report_to": [], "max_steps": 10}
+        runs = [cola(0.5, method="full", gradient_accumulation_steps=4, **where)]
         runs += [cola(0.6, 1, method="full", r=8, share_layers=3, logging_dir="b", max_steps=10.0)]
         runs[1]["strategy"] = {"processes": 4}
         assert [row.label for row in arrange(runs, CHOSEN)] == ["full"]
@@ -176,11 +163,8 @@ class TestRows:
         assert len(arrange(runs, CHOSEN)) == 2
 
     def test_what_differs_between_tasks_alone_makes_no_rows(self):
-        runs = [
-            cola(0.5),
-            cola(0.6, method="full"),
-            result("sst2", {"accuracy": 0.9}, max_train_samples=10_000),
-        ]
+        runs = [cola(0.5), cola(0.6, method="full")]
+        runs.append(result("sst2", {"accuracy": 0.9}, max_train_samples=10_000))
         houlsby, full = arrange(runs, CHOSEN)
         assert (houlsby.label, full.label) == ("houlsby, r 64, share_layers 0", "full")
         assert differences(houlsby) == {"cola": "", "sst2": "max_train_samples 10000"}
@@ -188,25 +172,23 @@ class TestRows:
         settings = table(runs, "Chosen on validation")["differs between the tasks"]
         assert settings[f"{houlsby.label}: CoLA"] == "-"
 
-        whole = result("sst2", {"accuracy": 0.92})
-        assert [set(row.cells) for row in arrange([*runs, whole], CHOSEN)] == [
-            {"cola", "sst2"},
-            {"cola"},
-            {"sst2"},
-        ]
-        others = [cola(0.5, model_name="minilm"), result("rte", SCORES["rte"], model_name="bert")]
-        assert len(arrange(others, CHOSEN)) == 2
+    def test_what_differs_within_a_task_or_in_the_model_makes_rows(self):
+        runs = [cola(0.5), result("sst2", {"accuracy": 0.92})]
+        runs.append(result("sst2", {"accuracy": 0.9}, max_train_samples=10_000))
+        assert len(arrange(runs, CHOSEN)) == 2
+        runs = [cola(0.5, model_name="minilm"), result("rte", SCORES["rte"], model_name="bert")]
+        assert len(arrange(runs, CHOSEN)) == 2
 
     def test_the_tasks_own_scores_are_in_one_row_and_another_one_is_not(self):
-        runs = [result(task, scores) for task, scores in SCORES.items()]
+        runs = all_tasks()
         for run in runs:
             run["chosen_by"] = TASKS[run["task"]].scores[0]
             run["arguments"]["metric_for_best_model"] = run["chosen_by"]
         (row,) = arrange(runs, CHOSEN)
         assert set(row.cells) == set(SCORES)
-        other = result("mrpc", SCORES["mrpc"], metric_for_best_model="accuracy")
-        other["chosen_by"] = "accuracy"
-        assert len(arrange([*runs, other], CHOSEN)) == 2
+        by_accuracy = result("mrpc", SCORES["mrpc"], metric_for_best_model="accuracy")
+        by_accuracy["chosen_by"] = "accuracy"
+        assert len(arrange([*runs, by_accuracy], CHOSEN)) == 2
 
     @pytest.mark.parametrize(
         ("method", "trained", "share", "total"),
@@ -218,21 +200,13 @@ class TestRows:
         ],
     )
     def test_sizes(self, method, trained, share, total):
-        runs = [
-            result(task, scores, method=method, trained=trained) for task, scores in SCORES.items()
-        ]
-        (row,) = arrange(runs, CHOSEN)
+        (row,) = arrange(all_tasks(method=method, trained=trained), CHOSEN)
         sizes = row.sizes()
-        assert (sizes.share, sizes.total, sizes.tasks) == (
-            pytest.approx(share),
-            pytest.approx(total),
-            9,
-        )
+        assert (sizes.share, sizes.total, sizes.tasks) == pytest.approx((share, total, 9))
 
     def test_other_tasks_have_columns_of_their_own(self):
-        squad = result(
-            "squad", {"f1": 88.0, "exact_match": 80.0}
-        )  # they are in percent from the first
+        # In percent from the first.
+        squad = result("squad", {"f1": 88.0, "exact_match": 80.0})
         assert find_columns(arrange([squad], CHOSEN)) == {"squad": ("squad", "f1")}
         rows = arrange([squad, cola(0.5)], CHOSEN)
         assert list(find_columns(rows)) == ["CoLA", "squad"]
@@ -246,15 +220,19 @@ def shifted(scores, by):
 OURS = "houlsby, r 64, share_layers 0"
 
 
+@pytest.fixture(scope="module")
+def three_seeds():
+    """Runs of all tasks, whose scores rise by a point from seed to seed."""
+    runs = []
+    for seed in range(3):
+        for task, scores in SCORES.items():
+            runs.append(result(task, shifted(scores, 0.01 * seed), seed))
+    return runs
+
+
 class TestTable:
-    def test_all_tasks_and_three_seeds(self):
-        runs = [
-            result(task, shifted(scores, 0.01 * seed), seed)
-            for task, scores in SCORES.items()
-            for seed in range(3)
-        ]
-        mean, best = (table(runs).loc[f"{OURS}: {kind}"] for kind in ("mean", "best"))
-        # Every score rises by a point from seed to seed.
+    def test_all_tasks_and_three_seeds(self, three_seeds):
+        mean, best = (table(three_seeds).loc[f"{OURS}: {kind}"] for kind in ("mean", "best"))
         assert mean["CoLA"] == "51.00 ± 0.58"
         assert mean["MNLI-mm"] == "83.00 ± 0.58"
         assert mean["mean of nine"] == f"{MEAN_OF_NINE + 1:.2f} ± 0.58"
@@ -262,18 +240,17 @@ class TestTable:
         assert (mean["trained"], mean["total"]) == ("20,000 (2.0%)", "1.18x for 9 tasks")
         assert (best["STS-B"], best["WNLI"]) == ("88.00", "58.00")
         assert best["mean of nine"] == f"{MEAN_OF_NINE + 2:.2f}"
-        paper = table(runs).loc["Houlsby 2019, BERT-large: r 64 (test)"]
+        settings = table(three_seeds, "Chosen on validation").loc[f"{OURS}: MRPC"]
+        # The best run is that of the last seed.
+        assert [*settings] == ["0.001", "5", "-", "0 1 2", "mrpc-2"]
+
+    def test_the_papers_rows_beside_ours(self, three_seeds):
+        paper = table(three_seeds).loc["Houlsby 2019, BERT-large: r 64 (test)"]
         assert (paper["CoLA"], paper["RTE"], paper["WNLI"]) == ("56.9", "68.8", "-")
         assert (paper["mean of nine"], paper["server's average"]) == ("81.1", "79.6 printed")
-        settings = table(runs, "Chosen on validation").loc[f"{OURS}: MRPC"]
-        assert [*settings] == ["0.001", "5", "-", "0 1 2", "mrpc-2"], (
-            "the best run is that of the last seed"
-        )
 
     def test_unlike_seeds_have_averages_without_an_error(self):
-        mean = table(
-            [result(task, scores) for task, scores in SCORES.items()] + [cola(0.6, 1)]
-        ).loc[f"{OURS}: mean"]
+        mean = table([*all_tasks(), cola(0.6, 1)]).loc[f"{OURS}: mean"]
         assert mean["CoLA"] == "55.00 ± 5.00"
         assert mean["server's average"] == f"{SERVER + 5 / 9:.2f}"
 
@@ -282,31 +259,24 @@ class TestTable:
         assert [*text.columns] == ["trained", "total", "CoLA", "MNLI-m", "MNLI-mm"]
         assert [*text.loc[f"{OURS}: mean"]][2:] == ["50.00", "80.00", "82.00"]
         assert [*text.loc["Han 2021, BERT-base: full (dev)"]][2:] == ["56.53", "-", "84.1"]
-        mean = table(
-            [result(task, scores) for task, scores in SCORES.items() if task != "wnli"]
-        ).loc[f"{OURS}: mean"]
-        assert [*mean.index][-1] == "mean of nine", "there is no server's average without WNLI"
+        without_wnli = [run for run in all_tasks() if run["task"] != "wnli"]
+        # There is no server's average without WNLI.
+        assert table(without_wnli).columns[-1] == "mean of nine"
 
     def test_the_best_run_may_be_at_another_point_than_the_best_mean(self):
-        runs = [
-            cola(0.5, 0),
-            cola(0.9, 1),
-            cola(0.8, 0, learning_rate=3e-3),
-            cola(0.8, 1, learning_rate=3e-3),
-        ]
+        runs = [cola(0.5, 0), cola(0.9, 1)]
+        runs += [cola(0.8, 0, learning_rate=3e-3), cola(0.8, 1, learning_rate=3e-3)]
         for number, run in enumerate(runs):
             run["folder"] = f"runs/study/cola/{number}"
         line = table(runs, "Chosen on validation").loc[f"{OURS}: CoLA"]
         assert (line["learning_rate"], line["best run"]) == ("0.003", "runs/study/cola/1")
 
     def test_the_difference_to_full_fine_tuning(self):
-        runs = [cola(score, seed) for seed, score in enumerate((0.50, 0.54))]
-        runs += [cola(score, seed, method="full") for seed, score in enumerate((0.54, 0.56))]
-        runs += [result("mrpc", {"f1": score}, seed) for seed, score in enumerate((0.80, 0.82))]
-        runs += [
-            result("mrpc", {"f1": score}, seed, method="full")
-            for seed, score in ((3, 0.84), (4, 0.86))
-        ]
+        runs = [cola(0.50, 0), cola(0.54, 1)]
+        runs += [cola(0.54, 0, method="full"), cola(0.56, 1, method="full")]
+        for seed, score in enumerate((0.80, 0.82)):
+            runs.append(result("mrpc", {"f1": score}, seed))
+            runs.append(result("mrpc", {"f1": score + 0.04}, seed + 3, method="full"))
         line = table(runs, "Difference to full").loc[OURS]
         # By seed: -4 and -2. The seeds of MRPC differ, so that its two means, each with an error of
         # one, do not pair.
@@ -316,18 +286,15 @@ class TestTable:
         runs += [result("rte", {"accuracy": 0.7}), result("rte", {"accuracy": 0.68}, method="full")]
         runs += [result("sst2", {"accuracy": 0.9})]
         line = table(runs, "Difference to full").loc[OURS]
-        assert (line["RTE"], line["SST-2"], line["mean of these columns"]) == (
-            "+2.00",
-            "-",
-            "-1.67 of 3",
-        )
+        assert (line["RTE"], line["SST-2"]) == ("+2.00", "-")
+        assert line["mean of these columns"] == "-1.67 of 3"
 
     def test_the_difference_of_accuracies(self):
         """Other main scores, 10 points higher, would say the reverse."""
         runs = []
-        for method, accuracy, other in (("houlsby", 0.838, 0.6), ("full", 0.848, 0.5)):
+        for method, accuracy, score in (("houlsby", 0.838, 0.6), ("full", 0.848, 0.5)):
             for task, main in (("cola", "matthews_correlation"), ("mrpc", "f1")):
-                runs.append(result(task, {main: other, "accuracy": accuracy}, method=method))
+                runs.append(result(task, {main: score, "accuracy": accuracy}, method=method))
         lines = arrange(runs, CHOSEN)
         for score, difference in (("main", "+10.00 of 2"), ("accuracy", "-1.00 of 2")):
             page, _ = study(lines, score)["Difference to full"]
@@ -342,23 +309,19 @@ class TestTable:
     def test_the_papers_numbers_of_trained_parameters(self):
         """Table 1 of Mohebbi and Rajaei 2020, and what Whritenour and Schoch 2019 print."""
         trained = table([cola(0.5) | {"best_scores": {"accuracy": 0.8}}])["trained"]
-        printed = {
+        for label, printed in {
             "Mohebbi 2020, BERT-base: shared in each layer (test)": "1,189,632",
             "Mohebbi 2020, BERT-base: not shared (test)": "3,006,720",
             "Mohebbi 2020, BERT-base: 3-shared (test)": "396,544",
             "Whritenour 2019, BERT-base: adapters (dev)": "2,379,264 (2.1%)",
-        }
-        assert {label: trained[label] for label in printed} == printed
+        }.items():
+            assert trained[label] == printed
 
     def test_the_difference_is_to_the_row_that_has_the_task(self):
-        runs = [
-            cola(0.5),
-            result("rte", {"accuracy": 0.7}),
-            cola(0.6, method="full", model_name="a"),
-        ]
-        runs += [
-            result(task, SCORES[task], method="full", model_name="b") for task in ("rte", "sst2")
-        ]
+        runs = [cola(0.5), result("rte", {"accuracy": 0.7})]
+        runs.append(cola(0.6, method="full", model_name="a"))
+        for task in ("rte", "sst2"):
+            runs.append(result(task, SCORES[task], method="full", model_name="b"))
         lines = table(runs, "Difference to full")
         assert (lines["CoLA"][OURS], lines["RTE"][OURS]) == ("-10.00", "+5.00")
         assert [*lines.index] == [OURS]
@@ -387,11 +350,7 @@ class TestTable:
         assert [*lines["Chosen on validation"][0]["learning_rate"]] == ["0.001", "0.0003"]
 
     def test_second_scores_beside_the_papers(self):
-        runs = [
-            result("mrpc", {"f1": 0.88, "accuracy": accuracy}, seed)
-            for seed, accuracy in enumerate((0.84, 0.86))
-        ]
-        runs.append(result("cola", {"matthews_correlation": 0.5, "accuracy": 0.8}))
+        runs = self.runs_with_accuracies()
         lines = table(runs)[["CoLA accuracy", "MRPC accuracy", "mean of CoLA and MRPC"]]
         assert "QQP accuracy" not in table(runs)
         papers = {
@@ -402,6 +361,15 @@ class TestTable:
         }
         for label, scores in papers.items():
             assert [*lines.loc[label]] == scores
+
+    def runs_with_accuracies(self):
+        runs = [result("cola", {"matthews_correlation": 0.5, "accuracy": 0.8})]
+        for seed, accuracy in enumerate((0.84, 0.86)):
+            runs.append(result("mrpc", {"f1": 0.88, "accuracy": accuracy}, seed))
+        return runs
+
+    def test_second_scores_are_drawn_beside_the_papers(self):
+        runs = self.runs_with_accuracies()
         (axes,) = draw(arrange(runs, CHOSEN), "accuracy").axes
         assert [tick.get_text() for tick in axes.get_yticklabels()] == ["CoLA", "MRPC", "mean"]
         drawn = {}
@@ -416,50 +384,43 @@ class TestTable:
 def of_the_17(task, accuracy, seed=0, method="houlsby", **arguments):
     """A run of one of the 17 further tasks, with a test accuracy."""
     run = result(task, {"accuracy": 0.5}, seed, method, **arguments)
-    return {
-        **run,
-        "test": {"accuracy": accuracy},
-        "labels": ["ham", "spam"],
-        "dataset": {"rows": {"train": 5_573}},
-    }
+    dataset = {"rows": {"train": 5_573}}
+    return {**run, "test": {"accuracy": accuracy}, "labels": ["ham", "spam"], "dataset": dataset}
+
+
+@pytest.fixture(scope="module")
+def accuracy_lines():
+    runs = [of_the_17("sms_spam", 0.98), of_the_17("sms_spam", 0.99, 1)]
+    runs += [of_the_17("crowdflower_airline", 0.84), of_the_17("crowdflower_airline", 0.86, 1)]
+    for task in ("sms_spam", "crowdflower_airline"):
+        runs.append(of_the_17(task, 0.9, method="full"))
+    runs.append(of_the_17("sms_spam", 0.95, method="no_bert", trained=0))
+    return table(runs, "Test accuracy")
 
 
 class TestAccuracies:
-    def test_the_papers_columns_and_ours_with_errors_means_and_sizes(self):
-        runs = [of_the_17("sms_spam", accuracy, seed) for seed, accuracy in enumerate((0.98, 0.99))]
-        runs += [
-            of_the_17("crowdflower_airline", accuracy, seed)
-            for seed, accuracy in enumerate((0.84, 0.86))
-        ]
-        runs += [
-            of_the_17(task, 0.9, method="full") for task in ("sms_spam", "crowdflower_airline")
-        ]
-        runs += [of_the_17("sms_spam", 0.95, method="no_bert", trained=0)]
-        lines = table(runs, "Test accuracy")
-        names = ("sms spam", "CF airline", "mean of 2", "mean of 1 of 2020")
-        spam, airline, both, of_2020 = (lines.loc[name] for name in names)
+    def test_the_papers_columns_and_ours_with_errors(self, accuracy_lines):
+        spam, airline = accuracy_lines.loc["sms spam"], accuracy_lines.loc["CF airline"]
         assert [*spam][:6] == ["98.5", "99.3 ± 0.2", "99.3 ± 0.2", "95.1 ± 2.2", "-", "-"]
-        assert (spam[OURS], airline[OURS], spam["no_bert"]) == (
-            "98.50 ± 0.50",
-            "85.00 ± 1.00",
-            "95.00",
-        )
-        assert both[OURS] == f"91.75 ± {hypot(0.5, 1) / 2:.2f}"
-        assert (both["2019: full"], both["2020: full"], both["no_bert"]) == (
-            f"{(83.6 + 99.3) / 2:.1f}",
-            "-",
-            "-",
-        )
+        assert (spam[OURS], spam["no_bert"]) == ("98.50 ± 0.50", "95.00")
+        assert airline[OURS] == "85.00 ± 1.00"
+        assert spam["data"] == "as in the paper"
+        assert airline["data"] == "5,573 rows, 2 classes; paper: 14,640, 3"
+
+    def test_means_over_the_tasks_of_each_paper(self, accuracy_lines):
+        of_two, of_2020 = accuracy_lines.loc["mean of 2"], accuracy_lines.loc["mean of 1 of 2020"]
+        assert of_two[OURS] == f"91.75 ± {hypot(0.5, 1) / 2:.2f}"
+        assert of_two["2019: full"] == f"{(83.6 + 99.3) / 2:.1f}"
+        assert (of_two["2020: full"], of_two["no_bert"]) == ("-", "-")
         assert (of_2020["2020: full"], of_2020[OURS]) == ("83.6", "85.00 ± 1.00")
-        assert [*lines.loc["as printed"]][:6] == ["72.7", "73.7", "74.0", "73.3", "71.4", "74.9"]
-        totals = lines.loc["total parameters"]
+        printed = [*accuracy_lines.loc["as printed"]][:6]
+        assert printed == ["72.7", "73.7", "74.0", "73.3", "71.4", "74.9"]
+
+    def test_sizes(self, accuracy_lines):
+        totals = accuracy_lines.loc["total parameters"]
         assert [*totals][1:4] == ["17x", "9.9x", "1.19x"]
         assert (totals[OURS], totals["full"]) == ("1.04x", "2x")
-        assert lines.loc["trained per task"][OURS] == "2.00%"
-        assert (spam["data"], airline["data"]) == (
-            "as in the paper",
-            "5,573 rows, 2 classes; paper: 14,640, 3",
-        )
+        assert accuracy_lines.loc["trained per task"][OURS] == "2.00%"
 
     def test_a_run_that_predicts_one_class_for_all_is_marked_in_every_table(self):
         runs = [of_the_17("sms_spam", 0.9), of_the_17("sms_spam", 0.8, method="full")]
@@ -469,8 +430,8 @@ class TestAccuracies:
         marked = {}
         for name in ("Scores", "Difference to full", "Test accuracy"):
             text = table(runs, name).astype(str)
-            found = text.map(lambda cell: "one class for all" in cell).stack()
-            marked[name] = [*found[found].index]
+            is_marked = text.map(lambda cell: "one class for all" in cell).stack()
+            marked[name] = [*is_marked[is_marked].index]
         assert marked == {
             "Scores": [("full: mean", "sms_spam"), ("full: best", "sms_spam")],
             "Difference to full": [(OURS, "sms_spam")],
@@ -478,8 +439,10 @@ class TestAccuracies:
         }
 
     def test_complaints_count_once(self):
-        runs = [of_the_17(f"customer_complaints_{by}", 0.5, method=method)
-                for by in ("issue", "product") for method in ("houlsby", "full")]  # fmt: skip
+        runs = []
+        for by in ("issue", "product"):
+            for method in ("houlsby", "full"):
+                runs.append(of_the_17(f"customer_complaints_{by}", 0.5, method=method))
         assert "mean of 1" in table(runs, "Test accuracy").index
         assert table(runs, "Difference to full")["mean of these columns"][OURS] == "+0.00 of 1"
         assert arrange(runs, CHOSEN)[0].sizes().tasks == 1
@@ -487,10 +450,9 @@ class TestAccuracies:
 
 def test_without_bert_on_texts_of_few_words(tmp_path):
     """Latent semantic analysis is asked for 50 or 100 components of about 15 words."""
-    praise, complaint = ("good fine nice superb", "bad poor awful dull")
-    texts = [f"{word} film {other}" for word in praise.split() for other in praise.split()]
-    texts += [f"{word} film {other}" for word in complaint.split() for other in complaint.split()]
-    labels = ["praise"] * 16 + ["complaint"] * 16
+    texts, labels = [], ["praise"] * 16 + ["complaint"] * 16
+    for words in (["good", "fine", "nice", "superb"], ["bad", "poor", "awful", "dull"]):
+        texts += [f"{first} film {last}" for first, last in product(words, words)]
     for split in ("train", "validation", "test"):
         write(tmp_path / "films" / f"{split}.csv", text=4 * texts, label=4 * labels)
     start(no_bert, "--data", tmp_path / "films", "--models", "gradient_boosting", "--n_points", 3,
@@ -502,23 +464,17 @@ def test_without_bert_on_texts_of_few_words(tmp_path):
 
 class TestChart:
     def test_points_and_errors_are_the_tables(self):
-        runs = [
-            cola(0.5),
-            cola(0.54, 1),
-            cola(0.6, method="full"),
-            result("rte", {"accuracy": 0.7}),
-        ]
+        runs = [cola(0.5), cola(0.54, 1), cola(0.6, method="full")]
+        runs.append(result("rte", {"accuracy": 0.7}))
         (axes,) = draw(arrange(runs, CHOSEN)).axes
         assert [label.get_text() for label in axes.get_yticklabels()] == ["CoLA", "RTE", "mean"]
         assert axes.get_title() == "Mean and standard error of 1 to 2 seeds"
         drawn = {container.get_label(): container for container in axes.containers}
         assert [*drawn[OURS].lines[0].get_xdata()] == pytest.approx([52, 70, 61])
-        (segments, _) = (drawn[name].lines[2][0].get_segments() for name in drawn)
-        assert [tuple(end[0] for end in segment) for segment in segments] == [
-            pytest.approx((50, 54)),
-            (70, 70),
-            (61, 61),  # without the error of RTE, of one seed
-        ]
+        ends = [segment[:, 0] for segment in drawn[OURS].lines[2][0].get_segments()]
+        # The mean has no error without that of RTE, of one seed.
+        for end, expected in zip(ends, ([50, 54], [70, 70], [61, 61]), strict=True):
+            assert [*end] == pytest.approx(expected)
 
     def test_a_row_without_a_score_of_any_column_has_no_points(self):
         rte = {**result("rte", {"loss": 0.4}, method="full"), "chosen_by": "loss"}
@@ -528,27 +484,20 @@ class TestChart:
 
 @pytest.fixture
 def folder(tmp_path):
-    runs = [
-        result(task, shifted(scores, 0.01 * seed), seed, method, share_layers=share)
-        for task, scores in SCORES.items()
-        for method, share in (("full", 0), ("houlsby", 0), ("houlsby", 3))
-        for seed in range(2)
-    ]
-    for number, run in enumerate(runs):
-        (tmp_path / run["task"] / str(number)).mkdir(parents=True)
-        (tmp_path / run["task"] / str(number) / "results.json").write_text(json.dumps(run))
+    lines = (("full", 0), ("houlsby", 0), ("houlsby", 3))
+    for task, seed, (method, share) in product(SCORES, range(2), lines):
+        scores = shifted(SCORES[task], 0.01 * seed)
+        run = result(task, scores, seed, method, share_layers=share)
+        folder = tmp_path / task / f"{seed}-{method}-{share}"
+        folder.mkdir(parents=True)
+        (folder / "results.json").write_text(json.dumps(run))
     (tmp_path / "rte" / "killed" / "checkpoint-1").mkdir(parents=True)
     return tmp_path
 
 
 def test_what_the_script_prints_and_writes(folder):
-    command = [
-        sys.executable,
-        ROOT / "recipes" / "studies" / "study_table.py",
-        folder,
-        "--choose",
-        "learning_rate",
-    ]
+    script = ROOT / "recipes" / "studies" / "study_table.py"
+    command = [sys.executable, script, folder, "--choose", "learning_rate"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert max(map(len, printed.splitlines())) <= 140
     assert "houlsby, r 64, share_layers 3: mean" in printed
@@ -557,5 +506,5 @@ def test_what_the_script_prints_and_writes(folder):
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
     written = pd.read_csv(folder / "study_scores.csv", index_col=0)
     assert written["CoLA"][f"{OURS}: mean"] == "50.50 ± 0.50"
-    chosen = pd.read_csv(folder / "study_chosen_on_validation.csv", index_col=0)
-    assert [*chosen] == ["learning_rate", "differs between the tasks", "seeds", "best run"]
+    settings = pd.read_csv(folder / "study_chosen_on_validation.csv", index_col=0)
+    assert [*settings] == ["learning_rate", "differs between the tasks", "seeds", "best run"]

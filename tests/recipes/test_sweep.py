@@ -88,23 +88,12 @@ def recipe(tmp_path, monkeypatch):
             process.kill()
 
 
-def command(recipe, *flags):
-    return [
-        sys.executable,
-        str(ROOT / "recipes" / "studies" / "sweep.py"),
-        str(recipe),
-        *map(str, flags),
-    ]
-
-
-def start(recipe, *flags, **environment):
-    return subprocess.Popen(
-        command(recipe, "--output_dir", recipe.parent / "out", *flags),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+def start(recipe, *flags):
+    sweep = ROOT / "recipes" / "studies" / "sweep.py"
+    command = [sys.executable, sweep, recipe, "--output_dir", recipe.parent / "out", *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    piped = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*map(str, command)], env=environment, **piped)
 
 
 def finish(process, code=0):
@@ -122,11 +111,19 @@ def wait_for(condition, seconds=60):
 
 def starts(recipe):
     """Per run the steps that it was started at."""
-    files = sorted((recipe.parent / "out").glob("*/*/starts"))
-    return {
-        file.parent.name: [int(line.split()[0]) for line in file.read_text().splitlines()]
-        for file in files
-    }
+    steps = {}
+    for file in sorted((recipe.parent / "out").glob("*/*/starts")):
+        lines = file.read_text().splitlines()
+        steps[file.parent.name] = [int(line.split()[0]) for line in lines]
+    return steps
+
+
+def running(processes):
+    return [
+        process
+        for process in processes
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 def results(recipe):
@@ -156,14 +153,12 @@ class TestRuns:
 
     @pytest.mark.parametrize(("chosen_by", "best"), [("accuracy", "0.003"), ("loss", "1e-3")])
     def test_the_best_point(self, tmp_path, chosen_by, best):
-        runs = make_runs(
-            tmp_path, Path("glue.py"), {"learning_rate": ["1e-3", "0.003", "1"], "seed": ["5"]}, []
-        )
+        axes = {"learning_rate": ["1e-3", "0.003", "1"], "seed": ["5"]}
+        runs = make_runs(tmp_path, Path("glue.py"), axes, [])
         for run, score in zip(runs, (0.6, 0.7, None), strict=True):
             run.folder.mkdir(parents=True)
-            (run.folder / "results.json").write_text(
-                json.dumps({"best_score": score, "chosen_by": chosen_by})
-            )
+            scores = {"best_score": score, "chosen_by": chosen_by}
+            (run.folder / "results.json").write_text(json.dumps(scores))
         assert best_point(runs) == {"learning_rate": best}
 
 
@@ -175,18 +170,18 @@ def test_ranges_and_the_number_of_points_need_each_other(monkeypatch, flags):
         parse_arguments()
 
 
+def sweep(recipe, axes, *flags, search_seeds=None, n_trials=None, slots=({},)):
+    """Run a sweep in this process, without accelerate; return the runs that failed."""
+    output = recipe.parent / "out"
+    runs = make_runs(output, recipe, axes, ["--steps", "3", *flags])
+    searches = make_searches(output, runs, ["learning_rate"], search_seeds, n_trials)
+    return execute_all(searches, [sys.executable], slots)
+
+
 class TestExecution:
-    """In this process, without accelerate."""
-
-    def sweep(self, recipe, axes, *flags, search_seeds=None, n_trials=None, slots=({},), **kwargs):
-        output = recipe.parent / "out"
-        runs = make_runs(output, recipe, axes, ["--steps", "3", *flags])
-        searches = make_searches(output, runs, ["learning_rate"], search_seeds, n_trials, **kwargs)
-        return execute_all(searches, [sys.executable], slots)
-
     def test_the_other_seeds_run_at_the_best_point_only(self, recipe, capsys):
         axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1", "2"]}
-        assert self.sweep(recipe, axes, search_seeds=1) == {}
+        assert sweep(recipe, axes, search_seeds=1) == {}
         assert list(starts(recipe)) == [
             "learning_rate=0.001,seed=0",
             *(f"learning_rate=0.002,seed={seed}" for seed in range(3)),
@@ -196,54 +191,43 @@ class TestExecution:
 
     def test_a_run_per_device(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2", "3"]}
-        assert (
-            self.sweep(
-                recipe, axes, slots=[{"CUDA_VISIBLE_DEVICES": name} for name in ("GPU-a", "GPU-b")]
-            )
-            == {}
-        )
-        spans: dict[str, list[tuple[float, float]]] = {}
+        slots = [{"CUDA_VISIBLE_DEVICES": name} for name in ("GPU-a", "GPU-b")]
+        assert sweep(recipe, axes, slots=slots) == {}
+        spans: dict[str, list[tuple[float, float]]] = {"GPU-a": [], "GPU-b": []}
         for file in results(recipe):
             _, begin, device, _ = (file.parent / "starts").read_text().split()
-            spans.setdefault(device, []).append(
-                (float(begin), json.loads(file.read_text())["ended"])
-            )
-        assert set(spans) == {"GPU-a", "GPU-b"}
+            spans[device].append((float(begin), json.loads(file.read_text())["ended"]))
         for runs in spans.values():
-            runs.sort()
-            assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(runs))
-        (a, b), (c, d) = spans["GPU-a"][0], spans["GPU-b"][0]
-        assert max(a, c) < min(b, d), "the devices do not run at the same time"
+            for (_, end), (begin, _) in itertools.pairwise(sorted(runs)):
+                assert end <= begin
+        firsts = [min(runs) for runs in spans.values()]
+        begins, ends = zip(*firsts, strict=True)
+        assert max(begins) < min(ends), "the devices do not run at the same time"
 
     def test_a_failure_stops_nothing_and_is_tried_again(self, recipe):
         """The other seeds run at the best of the points that have not failed."""
         axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1"]}
         for _ in range(2):
-            ((failed, lines),) = self.sweep(recipe, axes, "--fail", "2e-3", search_seeds=1).items()
+            ((failed, lines),) = sweep(recipe, axes, "--fail", "2e-3", search_seeds=1).items()
             assert failed.point == {"learning_rate": "2e-3", "seed": "0"}
             assert lines == "a run that fails\n(exit status 1, no results.json)"
-        assert {name: len(steps) for name, steps in starts(recipe).items()} == {
-            "learning_rate=0.001,seed=0": 1,
-            "learning_rate=0.001,seed=1": 1,
-            "learning_rate=0.002,seed=0": 2,
-            "learning_rate=0.003,seed=0": 1,
-        }
+        numbers = {name: len(steps) for name, steps in starts(recipe).items()}
+        names = ("0.001,seed=0", "0.001,seed=1", "0.002,seed=0", "0.003,seed=0")
+        expected = zip(names, (1, 1, 2, 1), strict=True)
+        assert numbers == {f"learning_rate={name}": number for name, number in expected}
 
     def test_other_flags_of_a_finished_run_need_another_folder(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
-        self.sweep(recipe, axes, "--fail", "0")
-        self.sweep(recipe, axes, "--more", "1", "--other=3")  # nothing was finished
-        self.sweep(recipe, {**axes, "learning_rate": ["0.001"]}, "--other", "3", "--more", "1")
+        sweep(recipe, axes, "--fail", "0")
+        sweep(recipe, axes, "--more", "1", "--other=3")  # nothing was finished
+        sweep(recipe, {**axes, "learning_rate": ["0.001"]}, "--other", "3", "--more", "1")
         assert list(starts(recipe)) == ["learning_rate=0.001,seed=0"]
-        with pytest.raises(RecipeError, match=r"finished run with other flags"):
-            self.sweep(recipe, axes, "--more", "2")
+        with pytest.raises(RecipeError, match="other flags"):
+            sweep(recipe, axes, "--more", "2")
 
 
 class TestSampling:
     """What Optuna knows of a sweep that samples its points, and what it decides."""
-
-    def sweep(self, recipe, axes, *flags, **kwargs):
-        return TestExecution().sweep(recipe, axes, *flags, **kwargs)
 
     def study(self, recipe, name):
         """As anyone loads it who has Optuna alone."""
@@ -255,28 +239,25 @@ class TestSampling:
     def test_tpe_samples_a_range_and_the_other_seeds_run_at_its_best_point(self, recipe):
         axes = {"r": ["8"], "learning_rate": ["1e-4:1e-2"], "seed": ["0", "1"]}
         options = {"search_seeds": 1, "n_trials": 4, "slots": [{}, {}]}
-        assert self.sweep(recipe, axes, **options) == {}
+        assert sweep(recipe, axes, **options) == {}
         trials = self.study(recipe, "toy: toy/r=8").trials
         rates = [trial.params["learning_rate"] for trial in trials]
         assert len(set(rates)) == 4
         assert all(1e-4 <= rate <= 1e-2 for rate in rates)
-        assert [trial.value for trial in trials] == pytest.approx(
-            [0.9 - abs(rate - 0.002) for rate in rates]
-        )
+        scores = [0.9 - abs(rate - 0.002) for rate in rates]
+        assert [trial.value for trial in trials] == pytest.approx(scores)
         best = min(rates, key=lambda rate: abs(rate - 0.002))
-        assert sorted(starts(recipe)) == sorted(
-            f"r=8,learning_rate={rate!r},seed={seed}"
-            for rate, seed in [*((r, 0) for r in rates), (best, 1)]
-        )
-        self.sweep(recipe, axes, **{**options, "n_trials": 5})
+        runs = [f"r=8,learning_rate={rate!r},seed=0" for rate in rates]
+        assert starts(recipe).keys() == {*runs, f"r=8,learning_rate={best!r},seed=1"}
+        sweep(recipe, axes, **{**options, "n_trials": 5})
         assert len(starts(recipe)) in (6, 7), "one more point is sampled, which may be the best"
 
     def test_a_killed_trial_is_finished_before_others_are_sampled(self, recipe):
         axes = {"learning_rate": ["1e-4:1e-2"], "seed": ["0"]}
-        assert len(self.sweep(recipe, axes, "--fail", "0", n_trials=2)) == 2
-        before = set(starts(recipe))
-        assert self.sweep(recipe, axes, n_trials=2) == {}
-        assert set(starts(recipe)) == before
+        assert len(sweep(recipe, axes, "--fail", "0", n_trials=2)) == 2
+        names = set(starts(recipe))
+        assert sweep(recipe, axes, n_trials=2) == {}
+        assert set(starts(recipe)) == names
         assert len(results(recipe)) == 2
 
 
@@ -303,17 +284,16 @@ class TestSlots:
         assert slots == [{"CUDA_VISIBLE_DEVICES": device} for device in devices]
         command = launch_command(str(config) if processes else None, slots)
         assert command[5] == str(config if processes else CONFIGS / "one_gpu.yaml")
-        assert ("--main_process_port" in command) == bool(processes), (
-            "several launchers need other ports"
-        )
+        # Several launchers need other ports.
+        assert ("--main_process_port" in command) == bool(processes)
 
-    @pytest.mark.parametrize(("given", "threads"), [(None, ["4", "4"]), ("3", ["3", "3"])])
-    def test_without_a_gpu_the_cores_are_shared(self, monkeypatch, given, threads):
+    @pytest.mark.parametrize(("variable", "threads"), [(None, ["4", "4"]), ("3", ["3", "3"])])
+    def test_without_a_gpu_the_cores_are_shared(self, monkeypatch, variable, threads):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         monkeypatch.setattr("os.cpu_count", lambda: 8)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        if given:
-            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        if variable:
+            monkeypatch.setenv("OMP_NUM_THREADS", variable)
         slots = find_slots(2, str(CONFIGS / "ddp.yaml"))
         assert [slot["OMP_NUM_THREADS"] for slot in slots] == threads
         assert launch_command(None, slots)[-1] == str(CONFIGS / "cpu.yaml")
@@ -340,12 +320,12 @@ class TestAccidents:
     def test_a_sweep_killed_with_its_runs_goes_on(self, recipe):
         first, second = self.killed(recipe, with_its_runs=True)
         (second / "hold").unlink()
-        before = first.stat().st_mtime_ns
+        written = first.stat().st_mtime_ns
         output, _ = finish(start(recipe, *self.FLAGS, "--steps", 15))
         assert "0 1 2" in output, "the seeds in the table"
-        assert first.stat().st_mtime_ns == before
-        (once, (begun, gone_on), other) = starts(recipe).values()
-        assert once == other == [0]
+        assert first.stat().st_mtime_ns == written
+        (of_first, (begun, gone_on), of_third) = starts(recipe).values()
+        assert of_first == of_third == [0]
         assert begun == 0 < gone_on, "it starts anew"
 
     def test_the_run_of_a_sweep_killed_alone_is_waited_for(self, recipe):
@@ -386,9 +366,7 @@ class TestAccidents:
         _, errors = finish(sweep, code=130)
         assert errors.rstrip().endswith("Interrupted. The same command resumes from here.")
         assert "Traceback" not in errors
-        assert not any(
-            process.is_running() and process.status() != "zombie" for process in processes
-        )
+        assert not running(processes)
 
     def test_the_plan_of_a_sweep(self, recipe):
         output, _ = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))

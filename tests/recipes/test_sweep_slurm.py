@@ -10,7 +10,7 @@ import sys
 
 import psutil
 import pytest
-from test_sweep import ROOT, finish, recipe, results, starts, wait_for
+from test_sweep import ROOT, finish, recipe, results, running, starts, wait_for
 
 
 __all__ = ["recipe"]  # the fixture
@@ -32,24 +32,10 @@ def slurm(recipe, monkeypatch):
         (recipe.parent / name).chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(recipe.parent), os.environ["PATH"]]))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    flags = [
-        "--learning_rate",
-        "1e-3",
-        "--seed",
-        "0",
-        "1",
-        "--steps",
-        "8",
-        "--output_dir",
-        recipe.parent / "out",
-    ]
-    return lambda file: subprocess.Popen(
-        ["bash", file, recipe, *flags],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    flags = ["--learning_rate", "1e-3", "--seed", "0", "1", "--steps", "8"]
+    command = [recipe, *flags, "--output_dir", recipe.parent / "out"]
+    piped = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return lambda file: subprocess.Popen(["bash", file, *command], cwd=ROOT, **piped)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +49,9 @@ def test_a_job_whose_time_is_up_is_queued_again_and_resumes(recipe, slurm, file)
     _, errors = finish(job, code=128 + signal.SIGUSR1)
     assert "The same command resumes from here" in errors
     assert (recipe.parent / "asked").read_text() == "requeue 7\n"
-    assert not any(process.is_running() and process.status() != "zombie" for process in processes)
+    assert not running(processes)
     finish(slurm(file))
-    (first, resumed), other = starts(recipe).values()
+    (first, resumed), of_second_run = starts(recipe).values()
     assert first == 0 < resumed
-    assert other == [0]
+    assert of_second_run == [0]
     assert len(results(recipe)) == 2
