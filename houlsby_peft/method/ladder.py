@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
@@ -271,9 +270,7 @@ def hold_encoder(encoder: nn.Module, first_layer: nn.Module, end: Any) -> None:
         end: The `HoulsbyLayer` at its end, where the ladders are.
     """
     encoder.train = partial(_train, encoder, end)  # type: ignore[method-assign]
-    position = [*signature(first_layer.forward).parameters].index("attention_mask")
-    tell_mask = partial(_tell_mask, end.rungs, position)
-    first_layer.register_forward_pre_hook(tell_mask, with_kwargs=True)
+    first_layer.register_forward_pre_hook(partial(_tell_mask, end.rungs), with_kwargs=True)
 
 
 def _train(encoder: nn.Module, end: Any, mode: bool = True) -> nn.Module:
@@ -286,13 +283,9 @@ def _train(encoder: nn.Module, end: Any, mode: bool = True) -> nn.Module:
     return encoder
 
 
-def _tell_mask(
-    rungs: Rungs, position: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    mask = kwargs.get("attention_mask")
-    if len(args) > position:
-        mask = args[position]
-    rungs.enter_mask(mask)
+def _tell_mask(rungs: Rungs, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # Where it has no name, it follows the hidden states.
+    rungs.enter_mask(args[1] if len(args) > 1 else kwargs.get("attention_mask"))
 
 
 def release_encoders(model: nn.Module) -> None:
