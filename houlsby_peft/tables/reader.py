@@ -25,6 +25,7 @@ from .table import OTHER_NAMES, READ, SEPARATED, SHEETS, Cells, Row, Table
 _SIGNATURES = {b"PAR1": ".parquet", b"\xd0\xcf\x11\xe0": ".xls", b"PK\x03\x04": ".xlsx"}
 _SAMPLED = 1000  # lines by which the separator, the quotation and the header are told
 _QUOTED = re.compile(r'(^|\t)"[^\t]*""[^\t]*"(\t|$)')
+_NO_BLANK = re.compile(r"\S")
 _FEW_VALUES = 20  # of a column of classes
 
 
@@ -107,7 +108,7 @@ def _read_separated(table: Table, text: str) -> Cells:
     import pandas as pd
 
     text = re.sub(r"^sep=.\r?\n", "", text, count=1)  # which tells Excel the separator
-    lines = list(filter(None, text.split("\n", _SAMPLED)[:_SAMPLED]))
+    lines = list(filter(None, re.split(r"\r\n?|\n", text, maxsplit=_SAMPLED)[:_SAMPLED]))
     table.separator = _find_separator(lines, SEPARATED[table.format])
     names = lines[0].split(table.separator)[1:] if lines else []
     options: dict[str, Any] = {
@@ -179,7 +180,7 @@ def _read_json(text: str, are_lines: bool) -> list[Row]:
     pair of a text and a label is an object as well.
     """
     decoder, values, position = json.JSONDecoder(), [], 0
-    while begin := re.compile(r"\S").search(text, position):
+    while begin := _NO_BLANK.search(text, position):
         try:
             value, position = decoder.raw_decode(text, begin.start())
         except json.JSONDecodeError as error:

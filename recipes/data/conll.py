@@ -115,14 +115,10 @@ def _find_columns(
             raise RecipeError(
                 f"--{name}_column must be from 1 to {width}, the columns of {path}; got {column}."
             )
-    has_index = width > 2 and _counts_up(sentences)
-    word, tag = (2 if has_index else 1), width
-    if has_index and width == _CONLLU_FIELDS:
-        word, tag = _CONLLU_WORD, _CONLLU_TAG
-    elif has_index and width > 3 and _repeats_kinds(sentences, width):
-        tag = width - 1
     if width == 2 and word_column is None and tag_column is None:
         _check_order(path, sentences)
+    has_index = width > 2 and _counts_up(sentences)
+    word, tag = _find_usual_columns(sentences, width) if has_index else (1, width)
     word, tag = word_column or word, tag_column or tag
     if word == tag:
         raise RecipeError(f"{path}: --word_column and --tag_column must differ.")
@@ -132,6 +128,15 @@ def _find_columns(
             "others, give --word_column and --tag_column"
         )
     return word - 1, tag - 1, has_index
+
+
+def _find_usual_columns(sentences: Sequence[_Sentence], width: int) -> tuple[int, int]:
+    """Return the columns of words and of tags, from 1 on, of a file with an index before."""
+    if width == _CONLLU_FIELDS:
+        return _CONLLU_WORD, _CONLLU_TAG
+    if width > 3 and _repeats_kinds(sentences, width):
+        return 2, width - 1
+    return 2, width
 
 
 def _counts_up(sentences: Sequence[_Sentence]) -> bool:

@@ -173,8 +173,14 @@ def split_to_score(
     Without a validation split, all examples are scored. If the run was trained on them, only those
     are that it left out of the training.
     """
-    if "validation" not in splits and _was_trained_on(arguments, results):
-        recorded = results.get("arguments", {})
+    recorded = results.get("arguments", {})
+    # By the content of the data or else by their name.
+    checksum = describe_content(files_of(arguments), {}).get("train", {}).get("sum")
+    recorded_checksum = results.get(CONTENT, {}).get("train", {}).get("sum")
+    was_trained_on = recorded.get("data") == arguments.data
+    if checksum and recorded_checksum:
+        was_trained_on = checksum == recorded_checksum
+    if "validation" not in splits and was_trained_on:
         had_validation = "validation" in results.get("dataset", {}).get("rows", {})
         if had_validation and not recorded.get("validation_file"):
             kept_repeated = recorded.get("keep_repeated") is not False
@@ -187,12 +193,3 @@ def split_to_score(
     scored = {"validation": splits["train"], **splits}
     del scored["train"]
     return scored
-
-
-def _was_trained_on(arguments: DataArguments, results: Mapping[str, Any]) -> bool:
-    """Return whether a run was trained on these data, by their content or else by their name."""
-    checksum = describe_content(files_of(arguments), {}).get("train", {}).get("sum")
-    recorded_checksum = results.get(CONTENT, {}).get("train", {}).get("sum")
-    if checksum and recorded_checksum:
-        return bool(checksum == recorded_checksum)
-    return bool(results.get("arguments", {}).get("data") == arguments.data)

@@ -355,7 +355,13 @@ def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
     folder of runs.
     """
     texts = [example] if isinstance(example, str) else example
-    words = [*_tool(), "predict", str(adapter), *map(_shorten, texts)]
+    words = [*_tool(), "predict", str(adapter)]
+    for text in texts:
+        printable = "".join(letter if letter.isprintable() else " " for letter in text)
+        line = " ".join(printable.split()).lstrip("-")  # as a parser takes it for a flag
+        if len(line) > _MAX_EXAMPLE:
+            line = line[:_MAX_EXAMPLE].rpartition(" ")[0] or line[:_MAX_EXAMPLE]
+        words.append(line.strip() or "text")
     if len(texts) == 2:
         words.append("--pairs")
     return shlex.join(words)
@@ -388,14 +394,3 @@ def _tool() -> list[str]:
     if beside.exists() and beside.is_relative_to(Path.cwd()):
         return [str(beside.relative_to(Path.cwd()))]
     return [sys.executable, "-m", "houlsby_peft_cli"]
-
-
-def _shorten(text: str) -> str:
-    """Return the beginning of a text on one line, which a parser of arguments does not take for a
-    flag.
-    """
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    line = " ".join(printable.split()).lstrip("-")
-    if len(line) > _MAX_EXAMPLE:
-        line = line[:_MAX_EXAMPLE].rpartition(" ")[0] or line[:_MAX_EXAMPLE]
-    return line.strip() or "text"

@@ -233,28 +233,24 @@ def apply_method(
         for name in heads:
             keep_in_float32(model.get_submodule(name))
     if method.adds_weights:
-        return get_peft_model(model, _peft_config(method, config, heads))
+        options: dict[str, Any] = {
+            "task_type": config.task_type,
+            "exclude_modules": config.exclude_modules,
+            "modules_to_save": heads,
+        }
+        peft_config: PeftConfig = IA3Config(**options)
+        if method.method == "lora":
+            peft_config = LoraConfig(
+                r=method.lora_r,
+                lora_alpha=method.lora_alpha,
+                target_modules=method.lora_targets,
+                **options,
+            )
+        return get_peft_model(model, peft_config)
     model.requires_grad_(False)
     for module in _trained_modules(model, method, config, heads):
         module.requires_grad_(True)
     return model
-
-
-def _peft_config(method: MethodArguments, config: HoulsbyConfig, heads: list[str]) -> PeftConfig:
-    """Return the configuration of LoRA or IA3, with the heads as modules to train and save."""
-    options: dict[str, Any] = {
-        "task_type": config.task_type,
-        "exclude_modules": config.exclude_modules,
-        "modules_to_save": heads,
-    }
-    if method.method == "ia3":
-        return IA3Config(**options)
-    return LoraConfig(
-        r=method.lora_r,
-        lora_alpha=method.lora_alpha,
-        target_modules=method.lora_targets,
-        **options,
-    )
 
 
 def _trained_modules(

@@ -115,7 +115,15 @@ class Lines(TrainerCallback):
         moment = f"step {state.global_step:,} of {state.max_steps:,}"
         if state.epoch is not None and float(state.epoch).is_integer():
             moment = f"epoch {state.epoch:.0f} of {state.num_train_epochs}"
-        shown = self._mean_loss(state)
+        shown, total, step = {}, 0.0, self._evaluated
+        for entry in state.log_history:
+            if "loss" in entry and entry["step"] > step:
+                # Each logged loss is a mean over the steps since the one before.
+                total += entry["loss"] * (entry["step"] - step)
+                step = int(entry["step"])
+        if step > self._evaluated:
+            shown["loss"] = total / (step - self._evaluated)
+            self._evaluated = step
         for name, score in without_times(kwargs["metrics"]).items():
             if name == "loss":
                 name = "validation loss"
@@ -130,17 +138,3 @@ class Lines(TrainerCallback):
             tqdm.write(f"at most {steps_left:,} steps and {duration} left", file=sys.stdout)
         sys.stdout.flush()
         self._last_line = time.monotonic()
-
-    def _mean_loss(self, state: TrainerState) -> dict[str, float]:
-        """Return the mean loss of the steps since the previous evaluation, if it was logged."""
-        total, step = 0.0, self._evaluated
-        for entry in state.log_history:
-            if "loss" in entry and entry["step"] > step:
-                # Each logged loss is a mean over the steps since the one before.
-                total += entry["loss"] * (entry["step"] - step)
-                step = int(entry["step"])
-        if step == self._evaluated:
-            return {}
-        mean = total / (step - self._evaluated)
-        self._evaluated = step
-        return {"loss": mean}

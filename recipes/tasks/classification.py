@@ -256,8 +256,11 @@ def load_task(
     `splits` are the data, if they have been read. Examples without a label and training examples
     without text are left out.
     """
-    if saved:
-        arguments = _with_recorded(arguments, saved)
+    if saved:  # where the command line gives no others
+        recorded_arguments = saved.results.get("arguments", {})
+        for name in ("label_separator", "label_columns"):
+            value = getattr(arguments, name) or recorded_arguments.get(name)
+            arguments = replace(arguments, **{name: value})
     splits = dict(splits or load_data(arguments, training))
     recorded = saved.recorded("text_columns") if saved else None
     text_columns = find_text_columns(
@@ -323,16 +326,6 @@ def _find_kind(
     if kind.problem_type == REGRESSION and arguments.class_weights:
         raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
     return kind
-
-
-def _with_recorded(arguments: ClassificationArguments, saved: Saved) -> ClassificationArguments:
-    """Return the arguments with those of the saved run, where the command line gives no others."""
-    recorded = saved.results.get("arguments", {})
-    return replace(
-        arguments,
-        label_separator=arguments.label_separator or recorded.get("label_separator"),
-        label_columns=arguments.label_columns or recorded.get("label_columns"),
-    )
 
 
 def _find_label_column(

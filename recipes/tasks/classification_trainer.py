@@ -132,16 +132,15 @@ def choose_thresholds(
 
     The arrays are (examples, classes).
     """
-    return [_choose_threshold(*columns) for columns in zip(probabilities.T, labels.T, strict=True)]
-
-
-def _choose_threshold(scores: NDArray[np.float64], is_class: NDArray[np.float64]) -> float:
-    """Return the threshold of one class, for its probability in each example."""
-    if not _FEWEST <= is_class.sum() <= len(is_class) - _FEWEST:
-        return 0.5
-    precision, recall, thresholds = precision_recall_curve(is_class, scores)
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    best = int(f1[:-1].argmax())
-    # In the middle of the gap below the least score that is still given.
-    below = thresholds[best - 1] if best else 0.0
-    return round(float(thresholds[best] + below) / 2, 4)
+    chosen = []
+    for scores, is_class in zip(probabilities.T, labels.T, strict=True):
+        if not _FEWEST <= is_class.sum() <= len(is_class) - _FEWEST:
+            chosen.append(0.5)
+            continue
+        precision, recall, thresholds = precision_recall_curve(is_class, scores)
+        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+        best = int(f1[:-1].argmax())
+        # In the middle of the gap below the least score that is still given.
+        below = thresholds[best - 1] if best else 0.0
+        chosen.append(round(float(thresholds[best] + below) / 2, 4))
+    return chosen

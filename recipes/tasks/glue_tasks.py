@@ -119,21 +119,16 @@ class GlueTask(Task):
         for name, test_set in TEST_SETS.items():
             is_missing = name == "AX" and folder and not (folder / test_set.source).is_dir()
             if test_set.task == self.name and not is_missing:
-                outputs = self._predict(name, test_set, trainer)
+                data = _read(test_set.source, test_set.split, self.data_dir)
+                check_columns(data, f"{test_set.source} {test_set.split}", self.text_columns)
+                texts = data.select_columns(list(self.text_columns))
+                rows = self.encode(texts, name, trainer.processing_class, self.max_length)
+                predicted = trainer.predict(rows, metric_key_prefix="submission")
+                outputs = np.asarray(predicted.predictions)
                 if trainer.is_world_process_zero():
                     path = Path(trainer.args.output_dir, "submission", f"{name}.tsv")
                     write_atomically(path, test_set.table(outputs).to_csv(sep="\t", index=False))
                     print(f"{path}: {len(outputs):,} predictions")
-
-    def _predict(
-        self, name: str, test_set: "TestSet", trainer: RecipeTrainer
-    ) -> NDArray[np.floating]:
-        """Return the outputs for a test set, (rows, classes)."""
-        data = _read(test_set.source, test_set.split, self.data_dir)
-        check_columns(data, f"{test_set.source} {test_set.split}", self.text_columns)
-        texts = data.select_columns(list(self.text_columns))
-        rows = self.encode(texts, name, trainer.processing_class, self.max_length)
-        return np.asarray(trainer.predict(rows, metric_key_prefix="submission").predictions)
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
         address = {}

@@ -150,6 +150,14 @@ def test_a_label_is_not_a_formula_of_a_spreadsheet(tmp_path):
         assert row == {"text": "=1+(1)", "label": label}, "the user's own column is kept"
 
 
+def test_a_large_table_keeps_its_quotation_marks_and_any_end_of_lines(tmp_path):
+    text = "".join(f'{number}\t"I {"x" * 300}," he said\n' for number in range(2_000))
+    (tmp_path / "in.tsv").write_text(f"id\ttext\n{text}")
+    assert read_table(tmp_path / "in.tsv").rows[1_999]["text"] == f'"I {"x" * 300}," he said'
+    (tmp_path / "in.csv").write_bytes(b"id;text\r1;a, b\r2;c, d\r")
+    assert read_table(tmp_path / "in.csv").rows[1] == {"id": "2", "text": "c, d"}
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_the_separator_and_the_encoding_are_found(encoding, separator, tmp_path):
