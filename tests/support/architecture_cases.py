@@ -973,7 +973,7 @@ CASES: dict[str, ArchitectureCase] = {
 }
 for model_type, stacks in ARCHITECTURES.items():
     if model_type not in CASES:
-        [copied, *_] = [
+        copied = next(
             case for name, case in CASES.items() if ARCHITECTURES[name.partition(":")[0]] == stacks
-        ]
+        )
         CASES[model_type] = replace(copied, model_class=MODEL_MAPPING_NAMES[model_type])
