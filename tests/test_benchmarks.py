@@ -18,11 +18,11 @@ from timing import compared
 def test_floating_point_operations_of_the_floor_and_of_adapters_by_hand():
     shape, tokens = SHAPES["tiny"], 4 * 16
     d, layers, r = shape["hidden_size"], shape["num_hidden_layers"], 64
-    given = inputs(4, 16)
+    batch = inputs(4, 16)
     products = tokens * layers * (4 * d * d + 2 * d * shape["intermediate_size"])
     head = 4 * (d * d + 2 * d)
     models = {name: build("tiny", METHODS[name]).eval() for name in (FLOOR, OURS)}
-    forward = {name: flops(lambda model=model: model(**given)) for name, model in models.items()}
+    forward = {name: flops(lambda model=model: model(**batch)) for name, model in models.items()}
     assert forward[FLOOR] == 2 * (products + head)
     assert forward[OURS] - forward[FLOOR] == 2 * tokens * layers * 2 * 2 * d * r
 
@@ -35,12 +35,12 @@ def test_bytes_saved_for_backward_by_hand():
 
 
 def test_ratios_of_the_minima_and_of_each_round():
-    found = compared({"floor": [1.0, 2.0, 4.0], "ours": [1.5, 2.0, 8.0]}, "floor")["ours"]
-    assert found["min_s"] == 1.5
-    assert found["median_s"] == 2.0
-    assert found["ratio_of_minima"] == 1.5
-    assert found["median_ratio"] == 1.5
-    assert found["ratio_range"] == [1.0, 2.0]
+    comparison = compared({"floor": [1.0, 2.0, 4.0], "ours": [1.5, 2.0, 8.0]}, "floor")["ours"]
+    assert comparison["min_s"] == 1.5
+    assert comparison["median_s"] == 2.0
+    assert comparison["ratio_of_minima"] == 1.5
+    assert comparison["median_ratio"] == 1.5
+    assert comparison["ratio_range"] == [1.0, 2.0]
 
 
 def failing(error):

@@ -191,15 +191,15 @@ def test_every_supported_python_has_a_lock(setup_cfg):
 
 
 def test_lock_leaves_out_the_project_itself_cuda_and_build_tags():
-    found = [
+    installed = [
         ("torch", "2.13.0+cpu", {}),
         ("Jinja2", "3.1.6", {}),
         ("nvidia-nvtx", "13.0.85", {}),
         ("triton", "3.7", {}),
     ]
-    found.append(("houlsby-peft", "0.1.0", {"dir_info": {}}))
+    installed.append(("houlsby-peft", "0.1.0", {"dir_info": {}}))
     install = [
-        {"metadata": {"name": n, "version": v}, "download_info": info} for n, v, info in found
+        {"metadata": {"name": n, "version": v}, "download_info": info} for n, v, info in installed
     ]
     script = [sys.executable, str(ROOT / "constraints/lock.py")]
     run = subprocess.run(

@@ -182,10 +182,7 @@ def test_an_adapter_of_a_task_model_fits_its_encoder_and_back(tmp_path, token_id
         encoder = getattr(model.get_base_model(), "bert", model)
         return encoder(token_ids).last_hidden_state
 
-    for trained_on, loaded_on in (
-        (tiny_bert(), tiny_bert().bert),
-        (tiny_bert().bert, tiny_bert()),
-    ):
+    for trained_on, loaded_on in ((tiny_bert(), tiny_bert().bert), (tiny_bert().bert, tiny_bert())):
         model = get_peft_model(trained_on, HoulsbyConfig(r=4)).eval()
         perturb(model)
         folder = tmp_path / type(trained_on).__name__

@@ -11,12 +11,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from peft import (
-    LoraConfig,
-    PeftModel,
-    get_peft_model,
-    inject_adapter_in_model,
-)
+from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 from safetensors.torch import load_file
 from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainerState, TrainingArguments
 

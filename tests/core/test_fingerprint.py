@@ -18,11 +18,7 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.placement.plan import Plan
-from houlsby_peft.saved.fingerprint import (
-    check_fingerprint,
-    compare_fingerprints,
-    fingerprint,
-)
+from houlsby_peft.saved.fingerprint import check_fingerprint, compare_fingerprints, fingerprint
 from hub_models import TEXTS, make_adapter, make_base
 from model_states import state_of
 from tiny_models import tiny_bert

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 import warnings
@@ -41,6 +42,13 @@ def results(module, hidden, call):
     return [output, hidden.grad, *(weight.grad for weight in module.parameters())]
 
 
+def assert_near(values, expected, bound):
+    """Compare with what float64 gives, relative to its norm."""
+    for value, value_in_float64 in zip(values, expected, strict=True):
+        difference = value.cpu() - value_in_float64
+        assert difference.norm() <= bound * value_in_float64.norm()
+
+
 @pytest.mark.parametrize("shape", [(WIDTH,), (1, WIDTH), (3, 7, WIDTH), (2, 0, WIDTH)], ids=str)
 @pytest.mark.parametrize("activation", bottleneck.ACTIVATIONS)
 def test_float32_is_bit_for_bit_what_the_modules_compute(activation, shape):
@@ -48,10 +56,8 @@ def test_float32_is_bit_for_bit_what_the_modules_compute(activation, shape):
     module, hidden = made(activation), torch.randn(shape)
     assert not bottleneck.can_run(module, hidden)
     computed = results(module, hidden, lambda hidden: bottleneck.run(module, hidden))
-    for value, expected in zip(
-        computed, results(module, hidden, lambda hidden: module(hidden, hidden)), strict=True
-    ):
-        assert torch.equal(value, expected)
+    of_modules = results(module, hidden, lambda hidden: module(hidden, hidden))
+    assert all(map(torch.equal, computed, of_modules))
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -65,8 +71,7 @@ def test_half_precision_is_near_float64(activation, autocast):
         computed = results(module, hidden, module)
     dtypes = [value.dtype for value in computed]
     assert dtypes == [torch.bfloat16] * 2 + [torch.float32] * 4
-    for value, value_in_float64 in zip(computed, expected, strict=True):
-        assert (value - value_in_float64).norm() <= 0.01 * value_in_float64.norm()
+    assert_near(computed, expected, 0.01)
 
 
 def test_the_kernels_compute_the_same_in_tritons_interpreter():
@@ -157,11 +162,7 @@ def test_the_kernels_on_a_gpu_are_near_float64(r, activation, dtype):
         module.cuda()
         assert bottleneck.can_run(module, hidden.cuda())
         assert bottleneck.kernels_for(hidden.cuda(), r) is not None
-        for value, value_in_float64 in zip(
-            results(module, hidden.cuda(), module), expected, strict=True
-        ):
-            difference = value.cpu() - value_in_float64
-            assert difference.norm() <= bound * value_in_float64.norm()
+        assert_near(results(module, hidden.cuda(), module), expected, bound)
 
 
 @pytest.mark.cuda
@@ -174,21 +175,18 @@ def test_rows_with_weights_in_slots_on_a_gpu(dtype, r):
         torch.manual_seed(0)
         bottlenecks = [Bottleneck(shape[-1], r, init_weights=False) for _ in range(6)]
         nn.init.constant_(bottlenecks[1].up_proj.bias, torch.nan)
-        weights = []
-        with torch.no_grad():
-            numbers = [torch.cat([w.flatten() for w in b.parameters()]) for b in bottlenecks]
-            joined, start = torch.stack(numbers).cuda(), 0
-        for weight in bottlenecks[0].parameters():
-            columns = joined[:, start : start + weight.numel()]
-            weights.append(columns.unflatten(1, weight.shape))
-            start += weight.numel()
+        weights, shapes = [], [weight.shape for weight in bottlenecks[0].parameters()]
+        rows_of_slots = [nn.utils.parameters_to_vector(b.parameters()) for b in bottlenecks]
+        joined = torch.stack(rows_of_slots).detach().cuda()
+        for columns, of_one in zip(joined.split([*map(math.prod, shapes)], 1), shapes, strict=True):
+            weights.append(columns.unflatten(1, of_one))
         hidden, slots = torch.randn(shape, dtype=dtype), [5, 0, 0, 2, 4][: shape[0]]
         computed = rows.run(hidden.cuda(), weights, torch.tensor(slots).cuda(), "gelu")
         assert computed.dtype == dtype
-        with torch.no_grad():
-            for row, slot, value in zip(hidden.double(), slots, computed.cpu(), strict=True):
-                expected = bottlenecks[slot].double()(row, row)
-                assert (value - expected).norm() <= bound * expected.norm()
+        expected = []
+        for row, slot in zip(hidden.double(), slots, strict=True):
+            expected.append(bottlenecks[slot].double()(row, row))
+        assert_near(computed, expected, bound)
 
 
 @pytest.mark.cuda
@@ -203,9 +201,7 @@ def test_norms_on_a_gpu_are_near_float64(dtype, bias):
         expected = results(wide, hidden.double(), wide)
         norm.cuda()
         computed = results(norm, hidden.cuda(), partial(layer_norm.run, norm))
-        for value, value_in_float64 in zip(computed, expected, strict=True):
-            difference = value.cpu() - value_in_float64
-            assert difference.norm() <= BOUNDS[dtype] * value_in_float64.norm()
+        assert_near(computed, expected, BOUNDS[dtype])
 
 
 @pytest.mark.cuda
@@ -219,10 +215,11 @@ def test_norms_of_rows_on_a_gpu(dtype):
         hidden, slots = torch.randn(shape, dtype=dtype), [5, 0, 0, 2, 4][: shape[0]]
         index = torch.tensor(slots).cuda()
         computed = layer_norm.run_rows(hidden.cuda(), weight, bias, index, 1e-5)
-        for row, slot, value in zip(hidden.double(), slots, computed.cpu(), strict=True):
+        expected = []
+        for row, slot in zip(hidden.double(), slots, strict=True):
             weights = (weight[slot].cpu().double(), bias[slot].cpu().double())
-            expected = nn.functional.layer_norm(row, shape[-1:], *weights)
-            assert (value - expected).norm() <= bound * expected.norm()
+            expected.append(nn.functional.layer_norm(row, shape[-1:], *weights))
+        assert_near(computed, expected, bound)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -244,10 +241,8 @@ def test_the_operations_keep_pytorchs_rules(dtype):
     operations = torch.ops.houlsby_peft
     opcheck(operations.bottleneck.default, (hidden, *module.parameters(), "gelu"))
     opcheck(operations.layer_norm.default, (hidden, norm.weight, None, 1e-5))
-    inner, weights = (
-        torch.randn(3, 2, R, dtype=dtype),
-        (module.down_proj.weight, module.up_proj.weight),
-    )
+    inner = torch.randn(3, 2, R, dtype=dtype)
+    weights = (module.down_proj.weight, module.up_proj.weight)
     opcheck(operations.bottleneck_backward.default, (hidden, hidden, inner, *weights, "gelu"))
     stacked = [weight.expand(4, *weight.shape) for weight in module.parameters()]
     slots = torch.tensor([3, 0, 0])
@@ -270,18 +265,13 @@ def test_first_and_second_derivatives(is_plain):
     assert torch.autograd.gradgradcheck(call, hidden)
 
 
-def hooked(module):
-    module.up_proj.register_forward_hook(lambda *args: None)
+def observed(module, part):
+    module.get_submodule(part).register_forward_hook(lambda *args: None)
     return module
 
 
 def replaced(module):
     module.activation = nn.ELU()
-    return module
-
-
-def observed(module):
-    module.activation.register_forward_hook(lambda *args: None)
     return module
 
 
@@ -296,8 +286,8 @@ PLAIN = {
     "scaling": lambda: made(scaling=2.0),
     "learned scaling": lambda: made(scaling="learned"),
     "dropout": lambda: made(dropout=0.5),
-    "hook": lambda: hooked(made()),
-    "hook of the activation": lambda: observed(made()),
+    "hook": lambda: observed(made(), "up_proj"),
+    "hook of the activation": lambda: observed(made(), "activation"),
     "replaced activation": lambda: replaced(made()),
     "offloaded": lambda: made().to("meta"),
     "other strides": lambda: transposed(made()),
@@ -380,18 +370,14 @@ def count_operations(layers, dtype, autocast, is_training, is_adapted):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "autocast"),
-    [(torch.float32, True), (torch.bfloat16, False)],
-    ids=str,
+    ("dtype", "autocast"), [(torch.float32, True), (torch.bfloat16, False)], ids=str
 )
 @pytest.mark.parametrize(("is_training", "most"), [(True, 2), (False, 1)])
 def test_an_adapter_adds_few_operations_at_each_place(is_training, most, dtype, autocast):
     """A place is a bottleneck with the norm that follows; a layer has two of them."""
-    counts = []
+    options = (dtype, autocast, is_training)
+    of_two_layers = {}
     for is_adapted in (True, False):
-        of_one_layer, of_three_layers = (
-            count_operations(layers, dtype, autocast, is_training, is_adapted) for layers in (1, 3)
-        )
-        counts.append(of_three_layers - of_one_layer)
-    adapted, base = counts
-    assert 0 < (adapted - base) / 4 <= most
+        of_one, of_three = (count_operations(n, *options, is_adapted) for n in (1, 3))
+        of_two_layers[is_adapted] = of_three - of_one
+    assert 0 < (of_two_layers[True] - of_two_layers[False]) / 4 <= most

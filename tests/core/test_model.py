@@ -7,10 +7,7 @@ import copy
 import pytest
 import torch
 from peft import get_peft_model
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-)
+from transformers import BertConfig, BertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from model_states import state_of, trained_names

@@ -17,7 +17,7 @@ from transformers import BertForSequenceClassification
 from contract_models import IDS, llama
 from houlsby_peft import HoulsbyConfig, init_from, prune
 from houlsby_peft.method.bottleneck import Bottleneck
-from houlsby_peft.method.modules import copy_of, device_of
+from houlsby_peft.method.modules import device_of
 from model_states import trained_names
 from tiny_models import perturb, tiny_bert
 
@@ -161,20 +161,6 @@ def test_a_base_on_the_meta_device_is_filled_later(saved, token_ids):
         model.get_submodule(parent)._buffers[key] = buffers[name]
     model.load_state_dict(full.state_dict(), assign=True)
     assert torch.equal(model.eval()(token_ids).logits, expected(saved, token_ids))
-
-
-def test_a_copy_of_an_offloaded_module_holds_its_own_weights():
-    module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    x = torch.randn(2, 3)
-    result = module(x)
-    cpu_offload(module, execution_device=CPU)
-    copied = copy_of(module)
-    assert not any(parameter.is_meta for parameter in copied.parameters())
-    assert torch.equal(copied(x), result)
-    with torch.no_grad():
-        copied[0].weight.zero_()
-    assert not torch.equal(copied(x), result)
-    assert torch.equal(module(x), result)
 
 
 def test_the_device_of_weights_that_are_quantized_or_elsewhere():

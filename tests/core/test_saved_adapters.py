@@ -68,8 +68,7 @@ def test_a_head_of_5000_classes_with_long_names_loads(base, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("folder", "commit"),
-    [("snapshots/last", None), ("models--org--x/snapshots/abc", "abc")],
+    ("folder", "commit"), [("snapshots/last", None), ("models--org--x/snapshots/abc", "abc")]
 )
 def test_only_a_hub_cache_is_one(folder, commit, good, tmp_path):
     copied = shutil.copytree(good, tmp_path / folder)

@@ -29,28 +29,19 @@ def saved(tmp_path_factory):
 IDS = torch.arange(15).reshape(3, 5)
 
 
-def test_an_adapter_with_other_options_is_not_loaded_over_one(saved):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, activation="relu")).eval()
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [({"activation": "relu"}, "activation"), ({"id2label": {0: "x", 1: "y", 2: "z"}}, "labels")],
+)
+def test_an_adapter_with_other_options_is_not_loaded_over_one(options, word, saved):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options)).eval()
     untouched = state_of(model)
-    with pytest.raises(ValueError, match="activation"):
+    with pytest.raises(ValueError, match=word):
         model.load_adapter(saved[0], "default")
     assert state_of(model) == untouched
     model.delete_adapter("default")
     model.load_adapter(saved[0], "default")
     model.set_adapter("default")
-    assert torch.equal(model(IDS).logits, saved[1])
-
-
-def test_an_adapter_with_other_classes_is_not_loaded_over_one(saved):
-    names = {0: "x", 1: "y", 2: "z"}
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, id2label=names))
-    with pytest.raises(ValueError, match="labels"):
-        model.load_adapter(saved[0], "default")
-
-
-def test_a_checkpoint_is_loaded_over_its_own_adapter(saved):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
-    model.load_adapter(saved[0], "default", is_trainable=True)  # as the Trainer does at the end
     assert torch.equal(model(IDS).logits, saved[1])
 
 

@@ -21,12 +21,7 @@ from peft import (
     set_peft_model_state_dict,
 )
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForSequenceClassification,
-    BertConfig,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import AutoModelForSequenceClassification, BertConfig, Trainer, TrainingArguments
 
 from contract_models import IDS, gpt2, t5
 from houlsby_peft import HoulsbyConfig, ablate

@@ -320,11 +320,7 @@ def test_tasks_are_added_and_removed_by_requests(managed, folder):
 
 @pytest.mark.parametrize(
     ("task", "source"),
-    [
-        ("first", "adapters/lost"),
-        ("home", "~/adapter"),
-        ("%1b[31mred", "adapters/second"),
-    ],
+    [("first", "adapters/lost"), ("home", "~/adapter"), ("%1b[31mred", "adapters/second")],
 )
 def test_an_adapter_that_cannot_be_served_is_refused_and_no_path_is_told(managed, task, source):
     status, answer = managed.put(task, source, **CHANGES)

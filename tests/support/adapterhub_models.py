@@ -22,71 +22,35 @@ from transformers import AutoConfig
 
 
 WIDTH, LAYERS, VOCABULARY = 16, 2, 40
-_BERT = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 20,
-}
+_TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 20}
+_BERT = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 2, **_TEXT}
+_BERT["intermediate_size"] = 24
+_ENDS = {"pad_token_id": 1, "eos_token_id": 2}
 # The configurations by the names that the golden folders begin with.
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {"model_type": "bert", **_BERT},
     "roberta": {"model_type": "roberta", **_BERT, "pad_token_id": 1},
     "xlmr": {"model_type": "xlm-roberta", **_BERT, "pad_token_id": 1},
     "distilbert": {
-        "model_type": "distilbert",
-        "dim": WIDTH,
-        "n_layers": LAYERS,
-        "n_heads": 2,
-        "hidden_dim": 24,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 20,
+        "model_type": "distilbert", "dim": WIDTH, "n_layers": LAYERS, "n_heads": 2,
+        "hidden_dim": 24, **_TEXT,
     },
     "bart": {
-        "model_type": "bart",
-        "d_model": WIDTH,
-        "encoder_layers": LAYERS,
-        "decoder_layers": LAYERS,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 24,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 20,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "bos_token_id": 0,
-        "decoder_start_token_id": 2,
+        "model_type": "bart", "d_model": WIDTH, "encoder_layers": LAYERS, "decoder_layers": LAYERS,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 24, **_TEXT, **_ENDS, "bos_token_id": 0, "decoder_start_token_id": 2,
         "forced_eos_token_id": None,
     },
     "gpt2": {
-        "model_type": "gpt2",
-        "n_embd": WIDTH,
-        "n_layer": LAYERS,
-        "n_head": 2,
-        "n_inner": 24,
-        "vocab_size": VOCABULARY,
-        "n_positions": 20,
-        "pad_token_id": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
+        "model_type": "gpt2", "n_embd": WIDTH, "n_layer": LAYERS, "n_head": 2, "n_inner": 24,
+        "vocab_size": VOCABULARY, "n_positions": 20, **_ENDS, "bos_token_id": 0,
     },
     "t5": {
-        "model_type": "t5",
-        "d_model": WIDTH,
-        "d_kv": 8,
-        "d_ff": 24,
-        "num_layers": LAYERS,
-        "num_decoder_layers": LAYERS,
-        "num_heads": 2,
-        "vocab_size": VOCABULARY,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
+        "model_type": "t5", "d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": LAYERS,
+        "num_decoder_layers": LAYERS, "num_heads": 2, "vocab_size": VOCABULARY, **_ENDS,
         "decoder_start_token_id": 1,
     },
-}
+}  # fmt: skip
 
 
 def tiny_config(model: str, **changes: Any) -> Any:

@@ -121,16 +121,15 @@ _INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
 def make_inputs(kind: str, rows: int) -> dict[str, torch.Tensor]:
     """A batch of inputs, always the same."""
     generator = torch.Generator().manual_seed(0)
-    batch = {
-        name: torch.randint(3, 50, (rows, *shape), generator=generator)
-        if name.endswith("ids")
-        else torch.randn(rows, *shape, generator=generator)
-        for name, shape in _INPUTS[kind].items()
-    }
+    batch = {}
+    for name, shape in _INPUTS[kind].items():
+        if name.endswith("ids"):
+            batch[name] = torch.randint(3, 50, (rows, *shape), generator=generator)
+        else:
+            batch[name] = torch.randn(rows, *shape, generator=generator)
     if kind == "patches":
-        batch["pixel_position_ids"] = torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(
-            rows, 16, 2
-        )
+        grid = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+        batch["pixel_position_ids"] = grid.expand(rows, 16, 2)
     return batch
 
 
@@ -171,6 +170,14 @@ _SPEECH = {
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
 }
+
+
+def _ends(attention: str, feed_forward: str, cross_attention: str = "") -> dict[str, str]:
+    """The modules of a layer, by position."""
+    modules = {"attention": attention, "feed_forward": feed_forward}
+    return modules | ({"cross_attention": cross_attention} if cross_attention else {})
+
+
 _GROUPED = {"num_key_value_heads": 1}
 _EXPERTS = {
     **dict.fromkeys(("num_local_experts", "num_experts"), 3),
@@ -192,11 +199,9 @@ def _bert(
         if changes.get("add_cross_attention")
         else {}
     )
-    after = {
-        "attention": "attention.output.LayerNorm",
-        "feed_forward": "output.LayerNorm",
-        "cross_attention": "crossattention.output.LayerNorm",
-    }
+    after = _ends(
+        "attention.output.LayerNorm", "output.LayerNorm", "crossattention.output.LayerNorm"
+    )
     return ArchitectureCase(
         name,
         {**changes},
@@ -230,7 +235,7 @@ def _gpt2(name: str, **changes: Any) -> ArchitectureCase:
 
 
 def _falcon(norms_per_layer: int, **changes: Any) -> ArchitectureCase:
-    ends = {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}
+    ends = _ends("self_attention.dense", "mlp.dense_4h_to_h")
     skip = "pre" if changes.get("parallel_attn") is False else "parallel"
     config = {"alibi": False, **changes}
     return ArchitectureCase(
@@ -242,7 +247,7 @@ def _gpt_neox(**changes: Any) -> ArchitectureCase:
     return ArchitectureCase(
         "GPTNeoXModel",
         {**changes},
-        {"layers": {"attention": "attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
+        {"layers": _ends("attention.dense", "mlp.dense_4h_to_h")},
         dropout=("attention", "feed_forward"),
     )
 
@@ -250,15 +255,12 @@ def _gpt_neox(**changes: Any) -> ArchitectureCase:
 def _llama(
     name: str, norms_per_layer: int = 2, mlp: str = "mlp.down_proj", **changes: Any
 ) -> ArchitectureCase:
-    sandwich = {
-        "attention": "post_attention_layernorm",
-        "feed_forward": "post_feedforward_layernorm",
-    }
+    sandwich = _ends("post_attention_layernorm", "post_feedforward_layernorm")
     has_branch_norms = norms_per_layer == 4 or name == "Olmo2Model"
     return ArchitectureCase(
         name,
         {**_GROUPED, **changes},
-        {"layers": {"attention": "self_attn.o_proj", "feed_forward": mlp}},
+        {"layers": _ends("self_attn.o_proj", mlp)},
         norms=norms_per_layer * LAYERS,
         skip="branch" if has_branch_norms else "pre",
         after=sandwich if has_branch_norms else {},
@@ -277,12 +279,8 @@ def _rotary_bert(name: str, mlp: str) -> ArchitectureCase:
 
 
 def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) -> ArchitectureCase:
-    ends = {"attention": "self_attn.out_proj", "feed_forward": "fc2"}
-    after = {
-        "attention": "self_attn_layer_norm",
-        "feed_forward": "final_layer_norm",
-        "cross_attention": "encoder_attn_layer_norm",
-    }
+    ends = _ends("self_attn.out_proj", "fc2")
+    after = _ends("self_attn_layer_norm", "final_layer_norm", "encoder_attn_layer_norm")
     return ArchitectureCase(
         name,
         {**changes},
@@ -300,12 +298,10 @@ def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) ->
 def _t5(
     name: str, attention: str = "SelfAttention", norms: int = 5 * LAYERS, **changes: Any
 ) -> ArchitectureCase:
-    encoder = {"attention": f"layer.0.{attention}.o", "feed_forward": "layer.1.DenseReluDense.wo"}
-    decoder = {
-        "attention": "layer.0.SelfAttention.o",
-        "feed_forward": "layer.2.DenseReluDense.wo",
-        "cross_attention": "layer.1.EncDecAttention.o",
-    }
+    encoder = _ends(f"layer.0.{attention}.o", "layer.1.DenseReluDense.wo")
+    decoder = _ends(
+        "layer.0.SelfAttention.o", "layer.2.DenseReluDense.wo", "layer.1.EncDecAttention.o"
+    )
     return ArchitectureCase(
         name,
         {**changes},
@@ -320,9 +316,9 @@ def _vit(name: str, skip: str = "pre", **changes: Any) -> ArchitectureCase:
     return ArchitectureCase(
         name,
         {**changes},
-        {"layers": {"attention": "attention.o_proj", "feed_forward": "mlp.fc2"}},
+        {"layers": _ends("attention.o_proj", "mlp.fc2")},
         skip=skip,
-        after={"attention": "lambda_1", "feed_forward": "lambda_2"} if skip == "factor" else {},
+        after=_ends("lambda_1", "lambda_2") if skip == "factor" else {},
         inputs="image",
     )
 
@@ -330,7 +326,7 @@ def _vit(name: str, skip: str = "pre", **changes: Any) -> ArchitectureCase:
 def _clip(
     name: str, config: dict[str, Any], towers: tuple[str, ...], inputs: str
 ) -> ArchitectureCase:
-    ends = {"attention": "self_attn.out_proj", "feed_forward": "mlp.fc2"}
+    ends = _ends("self_attn.out_proj", "mlp.fc2")
     return ArchitectureCase(
         name,
         config,
@@ -341,19 +337,14 @@ def _clip(
 
 
 def _wav2vec2(
-    name: str,
-    skip: str = "post",
-    attention: str = "attention.out_proj",
-    **changes: Any,
+    name: str, skip: str = "post", attention: str = "attention.out_proj", **changes: Any
 ) -> ArchitectureCase:
     return ArchitectureCase(
         name,
         {**_SPEECH, **changes},
-        {"encoder.layers": {"attention": attention, "feed_forward": "feed_forward.output_dense"}},
+        {"encoder.layers": _ends(attention, "feed_forward.output_dense")},
         skip=skip,
-        after={"attention": "layer_norm", "feed_forward": "final_layer_norm"}
-        if skip == "post"
-        else {},
+        after=_ends("layer_norm", "final_layer_norm") if skip == "post" else {},
         dropout=("attention", "feed_forward"),
         inputs="speech",
     )
@@ -372,7 +363,7 @@ _CONFORMER_ENDS = {
     "feed_forward": "ffn1.output_dense",
     "feed_forward 2": "ffn2.output_dense",
 }
-_SHORTENING_ENDS = {"attention": "self_attn.linear_out", "feed_forward": "ffn.output_dense"}
+_SHORTENING_ENDS = _ends("self_attn.linear_out", "ffn.output_dense")
 _CONFORMER_DROPOUT = ("attention", "feed_forward", "feed_forward 2")
 _WAV2VEC2_BERT: dict[str, Any] = {
     "norms": 6 * LAYERS,
@@ -419,18 +410,16 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Arc
     """A model of queries, and text in InstructBLIP. Of every `crossing` layers, the first attends
     to the image.
     """
-    ends = {"attention": "attention.output.dense", "feed_forward": "output_query.dense"}
+    ends = _ends("attention.output.dense", "output_query.dense")
     if text:
         ends |= {"feed_forward 2": "output.dense"}
-    each = tuple(
-        {**ends, **({} if index % crossing else {"cross_attention": "crossattention.output.dense"})}
-        for index in range(LAYERS)
-    )
+    crosses = {**ends, "cross_attention": "crossattention.output.dense"}
+    layers = tuple(ends if index % crossing else crosses for index in range(LAYERS))
     return ArchitectureCase(
         name,
         {"encoder_hidden_size": 16, "cross_attention_frequency": crossing, **changes},
-        {"encoder.layer": each},
-        norms=sum(map(len, each)),
+        {"encoder.layer": layers},
+        norms=sum(map(len, layers)),
         dropout=("attention", "feed_forward", "feed_forward 2", "cross_attention"),
         inputs="queries_and_text" if text else "queries",
         layer=written_out.qformer,
@@ -438,14 +427,14 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Arc
 
 
 def _blip_vision(name: str) -> ArchitectureCase:
-    ends = {"attention": "self_attn.projection", "feed_forward": "mlp.fc2"}
+    ends = _ends("self_attn.projection", "mlp.fc2")
     return ArchitectureCase(name, {}, {"encoder.layers": ends}, inputs="image")
 
 
 def _parakeet(
     name: str, layer: Callable[..., torch.Tensor] = written_out.parakeet, norms: int = 5 * LAYERS
 ) -> ArchitectureCase:
-    ends = {"attention": "self_attn.o_proj", "feed_forward": "feed_forward1.linear2"}
+    ends = _ends("self_attn.o_proj", "feed_forward1.linear2")
     return ArchitectureCase(
         name,
         _PARAKEET,
@@ -481,7 +470,7 @@ def _seamless(name: str, conformer_norms: int) -> ArchitectureCase:
 
 
 def _mobilebert(norms: int, dropout: tuple[str, ...] = (), **changes: Any) -> ArchitectureCase:
-    ends = {"attention": "attention.output.dense", "feed_forward": "ffn.0.output.dense"}
+    ends = _ends("attention.output.dense", "ffn.0.output.dense")
     return ArchitectureCase(
         "MobileBertModel",
         {**_MOBILEBERT, **changes},
@@ -515,7 +504,7 @@ def _gemma4(norms: int, *ends: str, **changes: Any) -> ArchitectureCase:
     )
 
 
-_LXMERT_ENDS = {"attention": "attention.output.dense", "feed_forward": "output.dense"}
+_LXMERT_ENDS = _ends("attention.output.dense", "output.dense")
 _FLORENCE_ENDS = {
     "attention": "spatial_block.window_attn",
     "feed_forward": "spatial_block.ffn.fc2",
@@ -573,15 +562,10 @@ CASES: dict[str, ArchitectureCase] = {
     "albert": ArchitectureCase(
         "AlbertModel",
         {"embedding_size": 8},
-        {
-            "encoder.albert_layer_groups.0.albert_layers": {
-                "attention": "attention.dense",
-                "feed_forward": "ffn_output",
-            }
-        },
+        {"encoder.albert_layer_groups.0.albert_layers": _ends("attention.dense", "ffn_output")},
         norms=2,
         skip="post",
-        after={"attention": "attention.LayerNorm", "feed_forward": "full_layer_layer_norm"},
+        after=_ends("attention.LayerNorm", "full_layer_layer_norm"),
         dropout=("attention",),
     ),
     "bamba": ArchitectureCase(
@@ -590,7 +574,7 @@ CASES: dict[str, ArchitectureCase] = {
         {
             "layers": (
                 {"feed_forward": "feed_forward.down_proj"},
-                {"attention": "self_attn.o_proj", "feed_forward": "feed_forward.down_proj"},
+                _ends("self_attn.o_proj", "feed_forward.down_proj"),
             )
         },
         layer=written_out.jamba,
@@ -603,9 +587,7 @@ CASES: dict[str, ArchitectureCase] = {
     "blip_2_qformer": _qformer("Blip2QFormerModel", 2, text=False),
     "blip_2_vision_model": _blip_vision("Blip2VisionModel"),
     "bloom": ArchitectureCase(
-        "BloomModel",
-        {},
-        {"h": {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
+        "BloomModel", {}, {"h": _ends("self_attention.dense", "mlp.dense_4h_to_h")}
     ),
     "clip": _clip("CLIPModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
     "clip_text_model": _clip("CLIPTextModel", {}, ("",), "text"),
@@ -626,15 +608,15 @@ CASES: dict[str, ArchitectureCase] = {
     "dinov2": ArchitectureCase(
         "Dinov2Model",
         {"mlp_ratio": 2},
-        {"encoder.layer": {"attention": "layer_scale1", "feed_forward": "layer_scale2"}},
+        {"encoder.layer": _ends("layer_scale1", "layer_scale2")},
         inputs="image",
     ),
     "distilbert": ArchitectureCase(
         "DistilBertModel",
         {},
-        {"transformer.layer": {"attention": "attention.out_lin", "feed_forward": "ffn.lin2"}},
+        {"transformer.layer": _ends("attention.out_lin", "ffn.lin2")},
         skip="post",
-        after={"attention": "sa_layer_norm", "feed_forward": "output_layer_norm"},
+        after=_ends("sa_layer_norm", "output_layer_norm"),
         dropout=("feed_forward",),
     ),
     "esm": _bert("EsmModel", skip="pre", mask_token_id=3),
@@ -650,7 +632,7 @@ CASES: dict[str, ArchitectureCase] = {
             "attention_out_multiplier": 0.7,
             "mlp_multipliers": [0.9, 0.8],
         },
-        {"layers": {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"}},
+        {"layers": _ends("self_attn.o_proj", "feed_forward")},
         layer=written_out.falcon_h1,
     ),
     "florence_vision": ArchitectureCase(
@@ -686,7 +668,7 @@ CASES: dict[str, ArchitectureCase] = {
             "vocab_size_per_layer_input": 50,
             "activation_sparsity_pattern": [0.0, 0.0],
         },
-        {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
+        {"layers": _ends("self_attn.o_proj", "mlp.down_proj")},
         norms=7 * LAYERS,
         layer=written_out.gemma3n,
     ),
@@ -726,24 +708,18 @@ CASES: dict[str, ArchitectureCase] = {
             "pooling_kernel_size": 2,
             "position_embedding_size": 8,
         },
-        {"encoder.layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
+        {"encoder.layers": _ends("self_attn.o_proj", "mlp.down_proj")},
         norms=4 * LAYERS,
         skip="branch",
-        after={
-            "attention": "post_attention_layernorm",
-            "feed_forward": "post_feedforward_layernorm",
-        },
+        after=_ends("post_attention_layernorm", "post_feedforward_layernorm"),
         inputs="patches",
     ),
     "gpt2": _gpt2("GPT2Model"),
     "gpt2:cross": _gpt2("GPT2Model", add_cross_attention=True),
     "gpt_neo": ArchitectureCase(
         "GPTNeoModel",
-        {
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 4,
-        },
-        {"h": {"attention": "attn.attention.out_proj", "feed_forward": "mlp.c_proj"}},
+        {"attention_types": [[["global", "local"], 1]], "window_size": 4},
+        {"h": _ends("attn.attention.out_proj", "mlp.c_proj")},
         dropout=("attention", "feed_forward"),
     ),
     "gpt_neox": _gpt_neox(),
@@ -751,7 +727,7 @@ CASES: dict[str, ArchitectureCase] = {
     "gptj": ArchitectureCase(
         "GPTJModel",
         {"rotary_dim": 4},
-        {"h": {"attention": "attn.out_proj", "feed_forward": "mlp.fc_out"}},
+        {"h": _ends("attn.out_proj", "mlp.fc_out")},
         norms=LAYERS,
         dropout=("attention", "feed_forward"),
     ),
@@ -760,7 +736,7 @@ CASES: dict[str, ArchitectureCase] = {
     "ibert": ArchitectureCase(
         "IBertModel",
         {},
-        {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense"}},
+        {"encoder.layer": _ends("attention.output.dense", "output.dense")},
         dropout=("attention", "feed_forward"),
         layer=written_out.ibert,
     ),
@@ -780,7 +756,7 @@ CASES: dict[str, ArchitectureCase] = {
             "mlp_layer_types": ["dense", "sparse"],
             "layer_types": ["hybrid_sliding", "hybrid"],
         },
-        {"layers": {"attention": "attn_sconv", "feed_forward": "mlp_sconv"}},
+        {"layers": _ends("attn_sconv", "mlp_sconv")},
     ),
     "instructblip_qformer": _qformer("InstructBlipQFormerModel", 2),
     "instructblip_vision_model": _blip_vision("InstructBlipVisionModel"),
@@ -796,12 +772,7 @@ CASES: dict[str, ArchitectureCase] = {
             "mamba_d_state": 4,
             "mamba_dt_rank": 3,
         },
-        {
-            "layers": (
-                {"feed_forward": "feed_forward"},
-                {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"},
-            )
-        },
+        {"layers": ({"feed_forward": "feed_forward"}, _ends("self_attn.o_proj", "feed_forward"))},
         layer=written_out.jamba,
     ),
     "jina_embeddings_v3": _rotary_bert("JinaEmbeddingsV3Model", "mlp.fc2"),
@@ -812,7 +783,7 @@ CASES: dict[str, ArchitectureCase] = {
         {
             "layers": (
                 {"feed_forward": "feed_forward.w2"},
-                {"attention": "self_attn.out_proj", "feed_forward": "feed_forward.w2"},
+                _ends("self_attn.out_proj", "feed_forward.w2"),
             )
         },
         layer=written_out.lfm2,
@@ -857,7 +828,7 @@ CASES: dict[str, ArchitectureCase] = {
         },
         norms=9,
         skip="post",
-        after={"attention": "attention.output.LayerNorm", "feed_forward": "output.LayerNorm"},
+        after=_ends("attention.output.LayerNorm", "output.LayerNorm"),
         dropout=("attention", "attention 2", "feed_forward", "feed_forward 2", "cross_attention"),
         inputs="text_and_regions",
         layer={"encoder.x_layers": written_out.lxmert},
@@ -883,7 +854,7 @@ CASES: dict[str, ArchitectureCase] = {
             "local_attention": 4,
             "global_attn_every_n_layers": 2,
         },
-        {"layers": {"attention": "attn.Wo", "feed_forward": "mlp.Wo"}},
+        {"layers": _ends("attn.Wo", "mlp.Wo")},
         # The first layer has no norm before its attention.
         norms=2 * LAYERS - 1,
         dropout=("attention",),
@@ -891,9 +862,9 @@ CASES: dict[str, ArchitectureCase] = {
     "mpnet": ArchitectureCase(
         "MPNetModel",
         {},
-        {"encoder.layer": {"attention": "attention.attn.o", "feed_forward": "output.dense"}},
+        {"encoder.layer": _ends("attention.attn.o", "output.dense")},
         skip="post",
-        after={"attention": "attention.LayerNorm", "feed_forward": "output.LayerNorm"},
+        after=_ends("attention.LayerNorm", "output.LayerNorm"),
         dropout=("attention", "feed_forward"),
     ),
     "nemotron_asr_streaming_encoder": _parakeet("NemotronAsrStreamingEncoder", norms=6 * LAYERS),
@@ -928,26 +899,23 @@ CASES: dict[str, ArchitectureCase] = {
     "opt": ArchitectureCase(
         "OPTModel",
         {"ffn_dim": 24, "word_embed_proj_dim": 16},
-        {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
+        {"decoder.layers": _ends("self_attn.out_proj", "fc2")},
     ),
     "opt:post": ArchitectureCase(
         "OPTModel",
         {"ffn_dim": 24, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
-        {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
+        {"decoder.layers": _ends("self_attn.out_proj", "fc2")},
         skip="post",
-        after={"attention": "self_attn_layer_norm", "feed_forward": "final_layer_norm"},
+        after=_ends("self_attn_layer_norm", "final_layer_norm"),
     ),
     "parakeet_encoder": _parakeet("ParakeetEncoder"),
     "phi": ArchitectureCase(
-        "PhiModel",
-        _GROUPED,
-        {"layers": {"attention": "self_attn.dense", "feed_forward": "mlp.fc2"}},
-        norms=LAYERS,
+        "PhiModel", _GROUPED, {"layers": _ends("self_attn.dense", "mlp.fc2")}, norms=LAYERS
     ),
     "phi3": ArchitectureCase(
         "Phi3Model",
         _GROUPED,
-        {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
+        {"layers": _ends("self_attn.o_proj", "mlp.down_proj")},
         dropout=("attention", "feed_forward"),
     ),
     "roberta-prelayernorm": _bert("RobertaPreLayerNormModel", skip="pre"),
@@ -958,10 +926,7 @@ CASES: dict[str, ArchitectureCase] = {
     "t5:gated": _t5("T5Model", feed_forward_proj="gated-gelu"),
     "timesformer": _timesformer(_DIVIDED, 3, written_out.timesformer),
     "timesformer:places": _timesformer(
-        {"attention": "attention.output.dense", "feed_forward": "output.dense"},
-        2,
-        None,
-        attention_type="space_only",
+        _ends("attention.output.dense", "output.dense"), 2, None, attention_type="space_only"
     ),
     "vit": _vit("ViTModel"),
     "wav2vec2": _wav2vec2("Wav2Vec2Model"),

@@ -76,17 +76,8 @@ def ibert() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_embd=16,
-            n_layer=4,
-            n_head=2,
-            n_positions=64,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 64}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
 
 
 def llama() -> nn.Module:
@@ -94,29 +85,17 @@ def llama() -> nn.Module:
 
 
 def t5() -> nn.Module:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "d_ff": 24, "d_kv": 8}
     return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY,
-            d_model=16,
-            d_ff=24,
-            d_kv=8,
-            num_layers=2,
-            num_heads=2,
-            decoder_start_token_id=0,
-        )
+        T5Config(**sizes, num_layers=2, num_heads=2, decoder_start_token_id=0)
     )
 
 
 def bart() -> nn.Module:
-    sizes = {
-        "d_model": 16,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 24,
-    }
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    return BartForConditionalGeneration(BartConfig(vocab_size=VOCABULARY, **sizes, **heads))
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 2, f"{part}_ffn_dim": 24, f"{part}_attention_heads": 2}
+    return BartForConditionalGeneration(BartConfig(**sizes))
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
@@ -133,25 +112,23 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
 
 IDS = torch.randint(3, VOCABULARY, (6, 5), generator=torch.Generator().manual_seed(0))
 FLOATS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-BERT_PLACES = [
-    f"encoder.layer.{i}.{name}.dropout" for i in range(4) for name in ("attention.output", "output")
-]
-BERT = [f"bert.{place}" for place in BERT_PLACES]
-GPT2 = [
-    f"transformer.h.{i}.{name}" for i in range(4) for name in ("attn.resid_dropout", "mlp.dropout")
-]
-LLAMA = [
-    f"model.layers.{i}.{name}" for i in range(4) for name in ("self_attn.o_proj", "mlp.down_proj")
-]
-T5 = [f"encoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1)] + [
-    f"decoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1, 2)
+
+
+def in_layers(stack: str, layers: int, *names: str) -> list[str]:
+    """Modules of each layer of a list."""
+    return [f"{stack}.{index}.{name}" for index in range(layers) for name in names]
+
+
+BERT = in_layers("bert.encoder.layer", 4, "attention.output.dropout", "output.dropout")
+GPT2 = in_layers("transformer.h", 4, "attn.resid_dropout", "mlp.dropout")
+LLAMA = in_layers("model.layers", 4, "self_attn.o_proj", "mlp.down_proj")
+T5 = [
+    *in_layers("encoder.block", 2, "layer.0.dropout", "layer.1.dropout"),
+    *in_layers("decoder.block", 2, "layer.0.dropout", "layer.1.dropout", "layer.2.dropout"),
 ]
 BART = [
-    f"model.encoder.layers.{i}.{name}" for i in range(2) for name in ("self_attn.out_proj", "fc2")
-] + [
-    f"model.decoder.layers.{i}.{name}"
-    for i in range(2)
-    for name in ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
+    *in_layers("model.encoder.layers", 2, "self_attn.out_proj", "fc2"),
+    *in_layers("model.decoder.layers", 2, "self_attn.out_proj", "encoder_attn.out_proj", "fc2"),
 ]
 
 
@@ -187,7 +164,7 @@ class Row:
         return seeded(self.build)
 
 
-OTHER = {"r": 3, "activation": "relu", "layers_to_transform": [1, 2]}
+SMALL = {"r": 3, "activation": "relu", "layers_to_transform": [1, 2]}
 PLAIN = {"target_modules": ["lin0"]}
 WITH_DECODER = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)}
 
@@ -216,14 +193,14 @@ def bart_skip(place: str) -> tuple[str, int, str | None]:
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
 ROWS = [
-    Row("bert", bert, BERT, {"r": 4}, OTHER),
+    Row("bert", bert, BERT, {"r": 4}, SMALL),
     Row(
         "bert, shared in a layer", bert, BERT,
         {"r": 4, "share_layers": 1}, {"r": 4, "share_layers": 3},
     ),
     Row(
         "bert, 3-shared", bert, BERT,
-        {"r": 4, "share_layers": 3}, {**OTHER, "train_layer_norm": "all"},
+        {"r": 4, "share_layers": 3}, {**SMALL, "train_layer_norm": "all"},
     ),
     Row(
         "bert, all norms", bert, BERT,
@@ -236,19 +213,19 @@ ROWS = [
     ),
     Row(
         "bert, one module trained whole", bert, BERT,
-        {"r": 2, "modules_to_save": ["bert.pooler"]}, OTHER,
+        {"r": 2, "modules_to_save": ["bert.pooler"]}, SMALL,
     ),
     Row(
         "bert, sizes by place", bert, BERT,
-        {"r": 4, "rank_pattern": {"attention.output.dropout": 2}}, OTHER,
+        {"r": 4, "rank_pattern": {"attention.output.dropout": 2}}, SMALL,
     ),
     # Its norms are called with a scaling factor as well, and return a tuple.
     Row(
         "ibert", ibert, [f"i{place}" for place in BERT],
-        {"r": 4}, {**OTHER, "train_layer_norm": "all"},
+        {"r": 4}, {**SMALL, "train_layer_norm": "all"},
     ),
     Row("gpt2", gpt2, GPT2, {"r": 4, "activation": "tanh"}, {"r": 4, "share_layers": 2}),
-    Row("llama", llama, LLAMA, {"r": 4, "train_layer_norm": "all"}, OTHER),
+    Row("llama", llama, LLAMA, {"r": 4, "train_layer_norm": "all"}, SMALL),
     Row(
         "bert, inside the norm and parallel", bert, BERT,
         {"r": 4, "kind": "pfeiffer", "scaling": "channel"},
@@ -393,14 +370,14 @@ def _couple(
         return inner @ weights[f"{key}{name}.2.weight"].T + weights[f"{key}{name}.2.bias"]
 
     half = hidden.shape[-1] // 2
-    one, two = hidden[..., :half].float(), hidden[..., half:].float()
+    first, second = hidden[..., :half].float(), hidden[..., half:].float()
     if sign == 1:
-        one = one + network("F", two)
-        two = two + network("G", one)
+        first = first + network("F", second)
+        second = second + network("G", first)
     else:
-        two = two - network("G", one)
-        one = one - network("F", two)
-    return torch.cat([one, two], -1).to(hidden.dtype)
+        second = second - network("G", first)
+        first = first - network("F", second)
+    return torch.cat([first, second], -1).to(hidden.dtype)
 
 
 def _after(
@@ -415,11 +392,10 @@ def _after(
             owner = f"{FILE_PREFIX}{_owner(place, row.places, fields)}.houlsby_adapter."
             if not _is_adapted(place, fields) or f"{owner}down_proj.weight" not in weights:
                 continue
-            of_owner = {
-                key.removeprefix(owner): weight
-                for key, weight in weights.items()
-                if key.startswith(owner)
-            }
+            of_owner = {}
+            for key, weight in weights.items():
+                if key.startswith(owner):
+                    of_owner[key.removeprefix(owner)] = weight
             inner = _branch(read(fields.get("kind", "houlsby"), hidden).float(), of_owner, fields)
             scaling = fields.get("scaling", 1.0)
             inner = inner * (of_owner["scaling"] if isinstance(scaling, str) else scaling)
@@ -452,8 +428,8 @@ def _branch(
 
 
 def _layer(place: str) -> tuple[str, int]:
-    found = re.match(r"(.*?)\.(\d+)\.", place)
-    return (found[1], int(found[2])) if found else ("", 0)
+    layer = re.match(r"(.*?)\.(\d+)\.", place)
+    return (layer[1], int(layer[2])) if layer else ("", 0)
 
 
 def _is_adapted(place: str, fields: dict[str, Any]) -> bool:
@@ -474,10 +450,10 @@ def _owner(place: str, places: list[str], fields: dict[str, Any]) -> str:
     share = fields.get("share_layers", 0)
     if not share:
         return place
-    stack, layer = _layer(place)
-    return next(
-        other
-        for other in places
-        if _is_adapted(other, fields)
-        and (_layer(other)[0], _layer(other)[1] // share) == (stack, layer // share)
-    )
+
+    def group(name: str) -> tuple[str, int]:
+        stack, layer = _layer(name)
+        return stack, layer // share
+
+    adapted = [name for name in places if _is_adapted(name, fields)]
+    return adapted[[group(name) for name in adapted].index(group(place))]

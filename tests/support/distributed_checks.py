@@ -166,20 +166,14 @@ def end_printed_once(run: Run, one: Run, strategy: Strategy, inputs: Path) -> No
     """The scores by class are of all processes' examples."""
     if not (run.folder / "log.txt").exists():  # of two launchers, each with its own output
         return
-    for found in (run, one):
-        log = (found.folder / "log.txt").read_text()
-        for words in (
-            "By class, on the validation (mismatched) split",
-            " epoch: ",
-            "Adapter: ",
-            "Predict: ",
-            "Share: ",
-        ):
+    once = ("By class, on the validation (mismatched) split", " epoch: ")
+    for end in (run, one):
+        log = (end.folder / "log.txt").read_text()
+        for words in (*once, "Adapter: ", "Predict: ", "Share: "):
             assert log.count(words) == 1, words
-        assert (
-            found.results["per_class"]["scores"].keys() == one.results["per_class"]["scores"].keys()
-        )
-        supports = [scores["support"] for scores in found.results["per_class"]["scores"].values()]
+        scores = end.results["per_class"]["scores"]
+        assert scores.keys() == one.results["per_class"]["scores"].keys()
+        supports = [of_class["support"] for of_class in scores.values()]
         assert sum(supports) == ROWS["validation_mismatched"]
 
 

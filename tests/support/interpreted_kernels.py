@@ -34,9 +34,9 @@ def main() -> None:
         computed = triton_bottleneck.run(hidden, *weights, activation)
         grad = torch.randn_like(hidden)
         inner = expected[1]
-        others = (hidden, inner, down_weight, up_weight, activation)
-        expected += bottleneck.compute_backward(grad, *others)
-        computed += triton_bottleneck.run_backward(grad, *others)
+        inputs = (grad, hidden, inner, down_weight, up_weight, activation)
+        expected += bottleneck.compute_backward(*inputs)
+        computed += triton_bottleneck.run_backward(*inputs)
         for value, expected_value in zip(computed, expected, strict=True):
             assert value.dtype == expected_value.dtype
             assert (value - expected_value).norm() <= tolerance * expected_value.norm()
@@ -57,15 +57,13 @@ def compare_rows() -> None:
         # Columns of one tensor, as slots are.
         joined = torch.cat([weight.flatten(1) for weight in weights], 1)
         columns = joined.split([weight[0].numel() for weight in weights], 1)
-        weights = [
-            column.unflatten(1, weight.shape[1:])
-            for column, weight in zip(columns, weights, strict=True)
-        ]
+        for index, column in enumerate(columns):
+            weights[index] = column.unflatten(1, weights[index].shape[1:])
         slots = torch.tensor([6, 0, 0, 3, 2])[: len(hidden)]
         expected = []
         for row, slot in zip(hidden, slots, strict=True):
-            own = [weight[slot] for weight in weights]
-            expected.append(bottleneck.compute(row, *own, "gelu")[0])
+            weights_of_row = [weight[slot] for weight in weights]
+            expected.append(bottleneck.compute(row, *weights_of_row, "gelu")[0])
         computed_by = (
             triton_bottleneck.run_rows(hidden, *weights, slots, "gelu"),
             rows.compute(hidden, *weights, slots, "gelu"),

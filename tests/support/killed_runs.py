@@ -52,16 +52,13 @@ def preload(folder: Path) -> int:
         check=True,
     )
     environment = {"LD_PRELOAD": str(library), LIBRARY: str(library), "OMP_NUM_THREADS": "1"}
-    environment |= {
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
-    }
-    return subprocess.run(
-        [sys.executable, *sys.argv], env=os.environ | environment, check=False
-    ).returncode
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path[1:]])
+    command = [sys.executable, *sys.argv]
+    return subprocess.run(command, env=os.environ | environment, check=False).returncode
 
 
-def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> int:
+def compare(folder: Path, kills: int, seed: int, given_events: list[int] | None) -> int:
     """Compare killed runs with one that was not; return 0 if all are identical."""
     sys.path[:0] = [str(ROOT / "recipes"), str(Path(__file__).parent)]
     import glue  # once for all runs, which are forked from this process
@@ -76,28 +73,23 @@ def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> in
     )
     expected, events = outcome(folder / "whole"), int(counted.read_text())
     print(f"A run changes files {events} times.", flush=True)
-    chosen = chosen or sorted(random.Random(seed).sample(range(1, events + 1), kills))
+    all_events = range(1, events + 1)
+    kill_at = given_events or sorted(random.Random(seed).sample(all_events, kills))
     different = 0
-    for event in chosen:
+    for event in kill_at:
         output, log = folder / str(event), folder / f"{event}.log"
         check(in_child(lambda: train(glue, flags, output, event), log), -signal.SIGKILL)  # noqa: B023
         status = in_child(lambda: train(glue, flags, output), log)  # noqa: B023
-        found = outcome(output)
-        names = [
-            name
-            for name in sorted(found.keys() | expected.keys())
-            if found.get(name) != expected.get(name)
-        ]
-        if status != 0 or names:
+        facts = outcome(output)
+        names = sorted(facts.keys() | expected.keys())
+        unlike = [name for name in names if facts.get(name) != expected.get(name)]
+        if status != 0 or unlike:
             different += 1
             print(log.read_text())
-            print(
-                f"Killed at event {event}, it ends with status {status}.",
-                f"Different: {', '.join(names)}",
-                flush=True,
-            )
+            print(f"Killed at event {event}, it ends with status {status}.", flush=True)
+            print(f"Different: {', '.join(unlike)}", flush=True)
         shutil.rmtree(output, ignore_errors=True)
-    print(f"{len(chosen) - different} of {len(chosen)} killed runs are identical.")
+    print(f"{len(kill_at) - different} of {len(kill_at)} killed runs are identical.")
     return 1 if different else 0
 
 
@@ -111,11 +103,8 @@ def make_flags(folder: Path, recipe: object) -> list[str]:
     def make() -> None:
         (folder / "data" / "cola").mkdir(parents=True)
         for split in ("train", "validation"):
-            frame = (
-                minimal_pairs()[split]
-                .select(range(8 * STEPS_PER_EPOCH))
-                .to_pandas()[["sentence", "label"]]
-            )
+            rows = minimal_pairs()[split].select(range(8 * STEPS_PER_EPOCH))
+            frame = rows.to_pandas()[["sentence", "label"]]
             frame.to_csv(folder / "data" / "cola" / f"{split}.csv", index=False)
         save_tiny_encoder(folder / "model")
 
@@ -176,9 +165,8 @@ def outcome(output: Path) -> dict[str, object]:
     for epoch in results["epochs"]:
         del epoch["seconds"]
     saved = {f"adapter/{path.name}": path.read_bytes() for path in (output / "adapter").iterdir()}
-    del saved[
-        "adapter/README.md"
-    ]  # the card, with the same results, the time and the name of the folder
+    # The card, with the same results, the time and the name of the folder.
+    del saved["adapter/README.md"]
     return saved | results
 
 

@@ -156,19 +156,19 @@ def evaluate(name: str, folder: Path) -> list[Any]:
     if "class" in facts:
         _add_language_model_head(model, tiny_base(name.partition("-")[0], facts["class"]))
     model = model.double().eval()
-    given = inputs(name.partition("-")[0])
+    batch = inputs(name.partition("-")[0])
     if name == "bert-choice":
-        given = {key: value.unsqueeze(0) for key, value in given.items()}
+        batch = {key: value.unsqueeze(0) for key, value in batch.items()}
     if "static" in facts or "head" in facts:
-        given.pop("decoder_input_ids", None)
+        batch.pop("decoder_input_ids", None)
     # Without a head, the encoder alone: the library's own class for T5 scales its output.
     is_alone = not has_head and "class" not in facts
     with torch.no_grad(), whole_float64():
-        outputs = (model.base_model if is_alone else model)(**given)
+        outputs = (model.base_model if is_alone else model)(**batch)
     if "start_logits" in outputs:
         return torch.stack([outputs.start_logits, outputs.end_logits]).tolist()
-    found = outputs.logits if "logits" in outputs else outputs.last_hidden_state
-    return found[..., :6].tolist()  # the last norm and the head mix what is left out into these
+    result = outputs.logits if "logits" in outputs else outputs.last_hidden_state
+    return result[..., :6].tolist()  # the last norm and the head mix what is left out into these
 
 
 def _new_model(name: str, is_flexible: bool = False) -> Any:
@@ -201,13 +201,11 @@ def _add_language_model_head(model: Any, base: Any) -> None:
 
 def _fill_added(model: Any, facts: dict[str, Any]) -> None:
     """Give the adapter, and its head, weights that are far from the initial ones."""
-    names = [
-        (name, weight)
-        for name, weight in model.named_parameters()
-        if ".task." in name
-        or ("static" in facts and not name.startswith(f"{model.base_model_prefix}."))
-    ]
-    for number, (name, weight) in enumerate(names):
+    prefix, added = f"{model.base_model_prefix}.", []
+    for name, weight in model.named_parameters():
+        if ".task." in name or ("static" in facts and not name.startswith(prefix)):
+            added.append((name, weight))
+    for number, (name, weight) in enumerate(added):
         with torch.no_grad():
             offset = 1.0 if name.endswith("scaling") else 0.0
             generator = torch.Generator().manual_seed(number)

@@ -57,20 +57,13 @@ def mutate(number: int, files: Files) -> tuple[Files, str]:
     said = []
     for _ in range(chance.choice((1, 1, 1, 2))):
         change = chance.choice(
-            (
-                _change_bytes,
-                _move_files,
-                _change_json,
-                _change_json,
-                _change_record,
-                _change_tensor,
-            )
+            (_change_bytes, _move_files, _change_json, _change_json, _change_record, _change_tensor)
         )
         try:
-            files, what = change(chance, dict(files))
+            files, change_in_words = change(chance, dict(files))
         except Exception:  # an earlier change has left nothing to change
             continue
-        said.append(what)
+        said.append(change_in_words)
     return files, "; ".join(said) or "nothing"
 
 
@@ -97,17 +90,18 @@ def _change_bytes(chance: random.Random, files: Files) -> tuple[Files, str]:
 
 
 def _move_files(chance: random.Random, files: Files) -> tuple[Files, str]:
-    name, other = chance.choice(sorted(files)), chance.choice(sorted(files))
-    new = chance.choice(
-        (f"{name}.bak", name.upper(), "adapter_model.bin", "config.json", "a\u00e9\U0001f600.png")
+    first, second = chance.choice(sorted(files)), chance.choice(sorted(files))
+    unused = chance.choice(
+        (f"{first}.bak", first.upper(), "adapter_model.bin", "config.json", "aé\U0001f600.png")
     )
     match chance.randrange(3):
         case 0:
-            content = files.pop(name)
-            return files | {new: content}, f"{name} renamed to {new}"
+            content = files.pop(first)
+            return files | {unused: content}, f"{first} renamed to {unused}"
         case 1:
-            return files | {name: files[other], other: files[name]}, f"{name} and {other} exchanged"
-    return files | {new: chance.choice((b"{}", b"[]", b"", b"import os"))}, f"{new} added"
+            exchanged = {first: files[second], second: files[first]}
+            return files | exchanged, f"{first} and {second} exchanged"
+    return files | {unused: chance.choice((b"{}", b"[]", b"", b"import os"))}, f"{unused} added"
 
 
 def _change_json(chance: random.Random, files: Files) -> tuple[Files, str]:
@@ -126,17 +120,17 @@ def _change_json(chance: random.Random, files: Files) -> tuple[Files, str]:
     match chance.randrange(6):
         case 0:
             del inner[key]
-            what = "removed"
+            change = "removed"
         case 1 if isinstance(inner, dict):
             inner[f"{key}_"] = inner.pop(key)
-            what = "renamed"
+            change = "renamed"
         case 2 if isinstance(inner, dict):
             inner["unknown"] = value
-            what = f"another key beside it with {value!r:.40}"
+            change = f"another key beside it with {value!r:.40}"
         case _:
             inner[key] = value
-            what = f"now {value!r:.40}"
-    return files | {name: json.dumps(whole).encode()}, f"{'.'.join(path)} {what}"
+            change = f"now {value!r:.40}"
+    return files | {name: json.dumps(whole).encode()}, f"{'.'.join(path)} {change}"
 
 
 def _change_record(chance: random.Random, files: Files) -> tuple[Files, str]:
@@ -159,11 +153,11 @@ def _change_record(chance: random.Random, files: Files) -> tuple[Files, str]:
         "the task": (whole, "task_type"),
         "the class": (whole, "auto_mapping"),
     }
-    what = chance.choice(sorted(parents))
-    parent, key = parents[what]
+    part = chance.choice(sorted(parents))
+    parent, key = parents[part]
     parent[key] = copy.deepcopy(chance.choice(VALUES))
     changed = json.dumps(whole).encode()
-    return files | {CONFIG: changed}, f"{what} now {parent[key]!r:.40}"
+    return files | {CONFIG: changed}, f"{part} now {parent[key]!r:.40}"
 
 
 def _change_tensor(chance: random.Random, files: Files) -> tuple[Files, str]:
@@ -188,7 +182,7 @@ def _change_tensor(chance: random.Random, files: Files) -> tuple[Files, str]:
         },
         "in another name space": lambda: {f"../../{name}": tensor},
     }
-    what = chance.choice(sorted(kinds))
+    change = chance.choice(sorted(kinds))
     return files | {
-        WEIGHTS: save(tensors | kinds[what](), metadata={"format": "pt"})
-    }, f"{name} {what}"
+        WEIGHTS: save(tensors | kinds[change](), metadata={"format": "pt"})
+    }, f"{name} {change}"

@@ -167,10 +167,11 @@ def florence_vision(layer, hidden, branches):
 
 def timesformer(layer, hidden, branches):
     """Two frames, whose class tokens are averaged."""
-    first, rest = hidden[:, :1], hidden[:, 1:] + branches["attention"]
+    class_tokens, patches = hidden[:, :1], hidden[:, 1:] + branches["attention"]
     over_places = branches["attention 2"].unflatten(0, (len(hidden), 2))
     places = over_places[:, :, 1:].transpose(1, 2).flatten(1, 2)
-    hidden = torch.cat([first + over_places[:, :, :1].mean(1), rest + places], dim=1)
+    mean = over_places[:, :, :1].mean(1)
+    hidden = torch.cat([class_tokens + mean, patches + places], dim=1)
     return hidden + branches["feed_forward"]
 
 
