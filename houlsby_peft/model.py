@@ -394,16 +394,19 @@ class HoulsbyModel(BaseTuner):
         model: nn.Module,
         config: HoulsbyConfig,
         adapter_name: str,
+        state_dict: dict[str, torch.Tensor],
         *args: Any,
         **kwargs: Any,
     ) -> dict[str, torch.Tensor]:
         """Return the weights to save, and give the configuration the record to save with them."""
+        own = _weights_of(adapter_name)
+        # With those of heads, which PEFT adds later.
+        check_at_hand({key: weight for key, weight in state_dict.items() if own.search(key)})
         weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
-            model, config, adapter_name, *args, **kwargs
+            model, config, adapter_name, state_dict, *args, **kwargs
         )
-        own = _weights_of(adapter_name)  # and not those of adapters beneath ladders
+        # Not those of adapters beneath ladders.
         weights = {key: weight for key, weight in weights.items() if own.search(key)}
-        check_at_hand(weights)
         records = state_of(model).records
         record = records[adapter_name]
         if record.has_labels_of_base:  # which the user may have renamed

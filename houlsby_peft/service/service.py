@@ -101,6 +101,7 @@ class Service:
             if isinstance(question.result, Exception):
                 raise UnansweredError(question.result, number)
             if question.facts is not None:
+                self._base_model = question.facts.base_model
                 REQUEST.get().adapters[question.task] = question.facts.fingerprint
         return answered
 
@@ -168,8 +169,6 @@ class Service:
             for metric in (self._rows, self._errors, self._seconds):
                 metric.remove_by_labels({"task": task})
             self._named.remove(task)
-        if status.tasks and not self._base_model:
-            self._base_model = (await self.engine.facts(status.tasks[0])).base_model
         metrics: bytes = generate_latest(self._registry)
         return metrics
 

@@ -204,3 +204,12 @@ def test_weights_that_are_not_finite_are_not_saved(value, tmp_path):
         next(weight for weight in model.parameters() if weight.requires_grad).view(-1)[0] = value
     with pytest.raises(ValueError, match="finite"):
         model.save_pretrained(tmp_path)
+
+
+def test_a_head_that_is_not_finite_is_not_saved(saved, tmp_path):
+    model = houlsby_peft.load(saved).model
+    with torch.no_grad():
+        model.get_base_model().classifier.modules_to_save["default"].bias.fill_(torch.nan)
+    with pytest.raises(ValueError, match="finite"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.rglob("*.safetensors"))
