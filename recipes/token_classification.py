@@ -17,6 +17,7 @@ piece; a sentence longer than --max_length is read in several parts.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from data.labels import classes_in
 from data.reading import files_of, load_data
@@ -55,7 +56,7 @@ class TaggingArguments(LabelArguments):
 
     @property
     def read_options(self) -> ReadOptions:
-        numbers = {}
+        numbers: dict[str, Any] = {}
         for name in ("word_column", "tag_column"):
             column = getattr(self, name)
             if column is not None and column.isdecimal():

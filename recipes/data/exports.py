@@ -28,7 +28,9 @@ def read_export(rows: Sequence[Row]) -> tuple[str, list[Row]] | None:
 
     None: no known tool has.
     """
-    tool, read_row, sign = None, None, frozenset[str]()
+    tool: str | None = None
+    read_row: Callable[[Row], list[Row]] | None = None
+    sign = frozenset[str]()
     column = _doccano_column(rows)
     if column is not None:
         tool, read_row = "doccano", partial(_read_doccano, column=column)

@@ -12,7 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 from datasets import ClassLabel, Dataset
@@ -323,11 +323,12 @@ def read_list(value: Any) -> list[Any] | None:
 
 def _are_flags(lists: Sequence[list[Any] | None]) -> bool:
     """Return whether all are lists of 0 and 1 of one length, in which a number occurs again."""
-    if None in lists or len(set(map(len, lists))) != 1:
+    of_all = [items for items in lists if items is not None]
+    if len(of_all) < len(lists) or len(set(map(len, of_all))) != 1:
         return False
-    numbers = [item for items in lists for item in items]
+    numbers = chain.from_iterable(of_all)
     are_bits = all(isinstance(item, (int, float)) and item in (0, 1) for item in numbers)
-    return are_bits and any(len({*items}) < len(items) for items in lists)
+    return are_bits and any(len({*items}) < len(items) for items in of_all)
 
 
 def _find_separator(values: Iterable[Any], labels: set[str]) -> str | None:

@@ -105,14 +105,15 @@ def _read_lists(
     tags = LabelColumn((columns[1],)).read(data, name)
     named = []
     for row, (words_of_row, tags_of_row) in enumerate(zip(words, tags, strict=True)):
-        are_lists = isinstance(words_of_row, list) and isinstance(tags_of_row, tuple)
-        if not are_lists or len(words_of_row) != len(tags_of_row) or None in words_of_row:
+        tags_there = tags_of_row if isinstance(tags_of_row, tuple) else ()
+        is_list = isinstance(words_of_row, list) and None not in words_of_row
+        if not is_list or tags_there != tags_of_row or len(words_of_row) != len(tags_there):
             raise RecipeError(
                 f"{name}: each row must have a list of words and one of as many tags; "
                 f"{locate(data, row)} has {str(words_of_row)[:100]} and {str(tags_of_row)[:100]}. "
                 "Correct it, or leave the row out."
             )
-        named.append(_name_tags(tags_of_row, tag_names))
+        named.append(_name_tags(tags_there, tag_names))
     return _make_data(data, list(words), as_iob2(named, name))
 
 
