@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner
-from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils import AuxiliaryTrainingWrapper, TrainableTokensWrapper
 from torch import nn
 
 from .batching.batch import MixedBatch, hook_other_wrappers, run_mixed_batch
@@ -124,15 +124,17 @@ class HoulsbyModel(BaseTuner):
             couplings = sorted(plan.couplings, key=lambda key: plan.owners[key] != key)
             with torch.device("meta") if low_cpu_mem_usage else nullcontext():
                 self.add_parts(plan, adapter_name, couplings)
-            self._train_heads(plan, adapter_name)
+            self._train_what_peft_leaves(plan, adapter_name)
             if beneath is not None:
                 start_heads(plan, adapter_name, beneath)
         hook_other_wrappers(model, self._state.batches)
         hold_batch_norms(model)
         hook_loss(model, self._state)
 
-    def _train_heads(self, plan: Plan, adapter_name: str) -> None:
-        """Train or freeze the heads of which PEFT does not know, and so has left as they were."""
+    def _train_what_peft_leaves(self, plan: Plan, adapter_name: str) -> None:
+        """Train or freeze the heads of which PEFT does not know, and train the tokens of an adapter
+        that is added anew.
+        """
         config = self._own_adapters[adapter_name]
         trains = adapter_name in self.active_adapters and not config.inference_mode
         names_of_peft = tuple(config.modules_to_save or ())
@@ -140,6 +142,10 @@ class HoulsbyModel(BaseTuner):
             if not name.endswith(names_of_peft):
                 head: Any = self.model.get_submodule(name)
                 head.modules_to_save[adapter_name].requires_grad_(trains)
+        if trains and config.trainable_token_indices:
+            for module in self.model.modules():
+                if isinstance(module, TrainableTokensWrapper):
+                    module.set_adapter(adapter_name)
 
     def add_parts(self, plan: Plan, adapter_name: str, places: Iterable[str]) -> None:
         """Add what an adapter has at some places of its plan. The other weights train as before."""

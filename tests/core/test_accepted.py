@@ -20,6 +20,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from model_states import trained_names
 from tiny_models import perturb, tiny_bert
 
 
@@ -109,10 +110,12 @@ def test_a_cell_that_runs_again_makes_the_adapter_again(first, second, token_ids
 def test_a_cell_that_runs_again_starts_its_tokens_again(token_ids):
     config = HoulsbyConfig(r=4, init_std=0, trainable_token_indices=[1, 2])
     model = get_peft_model(tiny_bert(), config)
-    expected = model(token_ids).logits
+    expected, trained = model(token_ids).logits, trained_names(model)
     perturb(model)
     assert not torch.equal(model(token_ids).logits, expected)
-    assert torch.equal(get_peft_model(model, config)(token_ids).logits, expected)
+    again = get_peft_model(model, config)
+    assert torch.equal(again(token_ids).logits, expected)
+    assert trained_names(again) == trained
 
 
 @pytest.mark.skipif(
