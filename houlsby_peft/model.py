@@ -101,8 +101,8 @@ class HoulsbyModel(BaseTuner):
         if state_dict is not None:
             plan.leave_out_others(state_dict)
         plan.check(adapter_name)
-        record = plan.new_record(adapter_name)
-        record.beneath = None if beneath is None else describe(beneath)
+        facts_beneath = None if beneath is None else describe(beneath)
+        record = replace(plan.new_record(adapter_name), beneath=facts_beneath)
         if adapter_name in self._state.records:
             self._delete_earlier(adapter_name)
         self._state.records[adapter_name] = record
@@ -313,6 +313,10 @@ class HoulsbyModel(BaseTuner):
     def records(self) -> Mapping[str, AdapterRecord]:
         """What is recorded of each adapter, by the adapter's name."""
         return self._state.records
+
+    def note(self, adapter_name: str, **facts: Any) -> None:
+        """Record further facts of an adapter, by the fields of `AdapterRecord`."""
+        self._state.note(adapter_name, **facts)
 
     @property
     def _own_adapters(self) -> dict[str, HoulsbyConfig]:

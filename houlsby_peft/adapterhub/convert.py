@@ -160,7 +160,7 @@ def _convert(
     record = replace(plan.new_record(), two_layer_head=record.two_layer_head)
     if head is None:
         # PEFT's class for the task would refuse models with other heads.
-        record.task_type = None
+        record = replace(record, task_type=None)
     config = plan.config.derived(record)
     config.auto_mapping = {
         "base_model_class": type(model).__name__,

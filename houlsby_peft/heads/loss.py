@@ -107,7 +107,7 @@ def _add_loss(
     logits = output[0]
     loss = _compute(class_suffix, logits, labels, settings)
     if stated is None:
-        _note_problem_type(record, settings.problem_type)
+        _note_problem_type(state, name, settings.problem_type)
     if isinstance(output, ModelOutput):
         return type(output)(**{**output, "loss": loss})
     return (loss, *output)
@@ -133,9 +133,9 @@ def _stated_problem_type(
     return record.problem_type
 
 
-def _note_problem_type(record: AdapterRecord, problem_type: str | None) -> None:
+def _note_problem_type(state: ModelState, adapter_name: str, problem_type: str | None) -> None:
     """Record whether the labels of a batch are several per row, as predictions depend on it."""
     if problem_type == "multi_label_classification":
-        record.problem_type, record.is_problem_type_inferred = problem_type, True
-    elif record.is_problem_type_inferred:
-        record.problem_type, record.is_problem_type_inferred = None, False
+        state.note(adapter_name, problem_type=problem_type, is_problem_type_inferred=True)
+    elif state.records[adapter_name].is_problem_type_inferred:
+        state.note(adapter_name, problem_type=None, is_problem_type_inferred=False)

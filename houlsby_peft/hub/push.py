@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,7 @@ def push_to_hub(
         saved = SavedAdapter.open(folder)
         saved.weights  # checked before anything is uploaded  # noqa: B018
         base, revision = find_base_on_hub(saved.config, base_model)
-        _name_beneath(saved, beneath, token)
+        saved = _name_beneath(saved, beneath, token)
         report = read_report(saved.folder, results)
         answer = None if example is None else predict_example(saved, example, base_model, token)
         card = make_card(
@@ -188,21 +189,23 @@ def check_access(repo_id: str, token: str | None = None) -> str:
     return f"{user['name']}/{repo_id}"
 
 
-def _name_beneath(saved: SavedAdapter, name: str | None, token: str | None) -> None:
-    """Let a ladder that is pushed name the adapter beneath it as others find it: on the Hub, at the
-    commit that holds the one that it was trained on.
+def _name_beneath(saved: SavedAdapter, name: str | None, token: str | None) -> SavedAdapter:
+    """Return a ladder that names the adapter beneath it as others find it: on the Hub, at the
+    commit that holds the one that it was trained on. Any other adapter is returned as it is.
     """
-    config, recorded = saved.config, saved.record.beneath
-    if config.beneath is None or recorded is None:
-        return
-    repo = find_repo(config.beneath)
-    config.beneath = name or (repo[0] if repo else config.beneath)
-    _check_beneath(config.beneath)
-    if name is not None:
-        recorded.pop("commit", None)
+    record, name_in_file = saved.record, saved.config.beneath
+    if name_in_file is None or record.beneath is None:
+        return saved
+    repo = find_repo(name_in_file)
+    name_on_hub = name or (repo[0] if repo else name_in_file)
+    _check_beneath(name_on_hub)
+    if name is not None:  # whose commits are others
+        record = replace(record, beneath={"sha256": record.beneath["sha256"]})
+    config = saved.config.derived(record, beneath=name_on_hub)
     opened = open_beneath(config, token)
     if opened is not None:
-        saved.record.beneath = describe(opened)
+        record = replace(record, beneath=describe(opened))
+    return replace(saved, config=config, record=record)
 
 
 def _check_beneath(name: str) -> None:

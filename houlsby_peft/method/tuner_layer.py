@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -52,6 +53,10 @@ class ModelState:
         self.labels: dict[int, tuple[str, Any]] = {}
         self.heads: list[Any] = []
         self.slots: list[Any] = []
+
+    def note(self, adapter_name: str, **facts: Any) -> None:
+        """Record further facts of an adapter."""
+        self.records[adapter_name] = replace(self.records[adapter_name], **facts)
 
     def beneath(self, adapter_name: str) -> str | None:
         """Return the name of the adapter beneath a ladder; None if there is none."""

@@ -189,7 +189,7 @@ def _unfold_indices(text: str) -> Iterator[int | None]:
         yield from range(int(first), int(last or first) + 1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class AdapterRecord:
     """Facts that are recorded when an adapter is added to a model, and saved with it.
 

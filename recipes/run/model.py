@@ -194,11 +194,12 @@ def adapt(
     """Apply the method to a task's model, and record in an adapter how it reads texts."""
     arguments, method, adapter, _ = command
     adapted = apply_method(model, method, adapter.config(**fields), adapter.init_adapter)
-    record = active_record(adapted)
-    if record is not None:  # so that `predict` treats texts alike
-        record.max_length = arguments.max_length
-        record.null_threshold = null_threshold
-        record.text_columns = list(text_columns) or None
+    note(  # so that `predict` treats texts alike
+        adapted,
+        max_length=arguments.max_length,
+        null_threshold=null_threshold,
+        text_columns=list(text_columns) or None,
+    )
     return adapted
 
 
@@ -308,6 +309,12 @@ def active_record(model: nn.Module) -> AdapterRecord | None:
     if not isinstance(model, PeftModel) or not isinstance(model.base_model, HoulsbyModel):
         return None
     return model.base_model.records[model.active_adapter]
+
+
+def note(model: nn.Module, **facts: Any) -> None:
+    """Record facts of the active adapter, if it is a Houlsby adapter."""
+    if active_record(model) is not None:
+        cast(Any, model).base_model.note(cast(Any, model).active_adapter, **facts)
 
 
 def keep_in_float32(module: nn.Module) -> None:

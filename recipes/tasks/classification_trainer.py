@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from data.labels import SHOWN
 from run.edge import log
+from run.model import note
 from run.trainer import RecipeTrainer
 
 
@@ -92,12 +93,11 @@ class ClassificationTrainer(RecipeTrainer):
 
     def _record_thresholds(self) -> None:
         """Choose the thresholds of the classes on validation, and record them in an adapter."""
-        record = self.record
-        if record is None:
+        if self.record is None:
             return
         output = self.predict(self.eval_dataset, metric_key_prefix="kept")
         thresholds = choose_thresholds(expit(output.predictions), np.asarray(output.label_ids))
-        record.thresholds = thresholds
+        note(self.model, thresholds=thresholds)
         log(f"thresholds of the classes: {', '.join(map(str, thresholds[:SHOWN]))}")
 
 

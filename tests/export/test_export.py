@@ -82,7 +82,7 @@ def exported(base, tmp_path_factory):
     make_adapter(path / "adapter", base, str(base), share_layers=3)
     make_adapter(path / "beside", base, str(base), seed=2)
     adapter = houlsby_peft.load(path / "adapter")
-    adapter.record.max_length = 9
+    adapter.model.base_model.note("default", max_length=9)
     beside = houlsby_peft.load(path / "beside", beside=adapter)
     beside.model.set_adapter(beside.name)
     adapter.base_model.config.output_hidden_states = True  # which the file leaves out

@@ -58,7 +58,7 @@ def folders(base, tmp_path_factory):
     for seed, (task, (model_class, head)) in enumerate(KINDS.items()):
         model = save_adapter(path / task, base, model_class, head, seed)
         if task == "more things":
-            model.base_model.records["default"].max_length = 20
+            model.base_model.note("default", max_length=20)
             model.save_pretrained(path / task)
     return {task: path / task for task in KINDS}
 

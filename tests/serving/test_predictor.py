@@ -179,7 +179,7 @@ def test_no_answer_is_given_if_it_scores_higher_than_the_best_span_by_the_thresh
     context = [i for i, part in enumerate(inputs.sequence_ids(0)) if part == 1]
     best = max(float(start[i] + end[j]) for i in context for j in context if i <= j)
     difference = float(start[0] + end[0]) - best
-    model.base_model.records["default"].null_threshold = difference - 1e-3
+    model.base_model.note("default", null_threshold=difference - 1e-3)
     model.save_pretrained(tmp_path)
     adapter = houlsby_peft.load(tmp_path)
     null = float(start.softmax(-1)[0] * end.softmax(-1)[0])
@@ -249,7 +249,7 @@ def test_texts_are_cut_to_the_length_of_the_training(base, tokenizer, tmp_path):
     model = save(
         tmp_path, AutoModelForSequenceClassification, base, id2label=dict(enumerate("abc"))
     )
-    model.base_model.records["default"].max_length = 6
+    model.base_model.note("default", max_length=6)
     model.save_pretrained(tmp_path)
     text = " ".join(WORDS[:3])
     scores = {}
