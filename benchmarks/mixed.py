@@ -117,7 +117,7 @@ def with_slots(shape: str, number: int, dtype: torch.dtype, device: str = "cpu")
     modules, heads = {}, []
     for layer in model.modules():
         if isinstance(layer, HoulsbyLayer):
-            modules[layer] = layer.bottleneck("of_modules")
+            modules[layer] = layer.module_of("of_modules")
         elif isinstance(layer, HoulsbyLayerNorm):
             modules[layer] = layer.norm("of_modules")
         elif isinstance(layer, HoulsbyHead):

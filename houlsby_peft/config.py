@@ -220,11 +220,12 @@ class HoulsbyConfig(PeftConfig):
             record = AdapterRecord.from_dict(recorded)
             if record.base is not None:
                 check_fingerprint(record.base)
-            labels = {
-                "id2label": self.id2label or record.id2label,
-                "problem_type": self.problem_type or record.problem_type,
-            }
-            self.saved = SavedState(replace(record, **labels), self.shape_options())
+            record = replace(
+                record,
+                id2label=self.id2label or record.id2label,
+                problem_type=self.problem_type or record.problem_type,
+            )
+            self.saved = SavedState(record, self.shape_options())
 
     def _check(self) -> None:
         for name in sorted(OPTIONS):

@@ -20,7 +20,7 @@ from .fan_out import FanOut
 from .heads import head_key, head_of_rows, saves_starts
 from .parts import (
     Part,
-    common_source,
+    common_adapter,
     first_tensor,
     join,
     only_name_of,
@@ -83,9 +83,9 @@ class MixedBatch:
         if self.only_name is not None:
             names: tuple[str, ...] = (self.only_name,) * len(inputs)
         else:
-            source = common_source(layer, self.names)
-            if source is not None:
-                return run_adapter(layer, source, args, kwargs)
+            common = common_adapter(layer, self.names)
+            if common is not None:
+                return run_adapter(layer, common, args, kwargs)
             names = self._names_of_indices(layer, inputs)
         self.is_changed = True
         parts = self._parts_of(layer, names, inputs.device)

@@ -26,7 +26,7 @@ from transformers import Cache
 from ..heads.head import HoulsbyHead
 from ..method.layer import HoulsbyLayer
 from ..method.tuner_layer import Batch, HoulsbyTunerLayer, batch_of
-from .parts import common_source, select_rows
+from .parts import common_adapter, select_rows
 
 
 # What holds the output of inner modules, which would have one row per text.
@@ -259,6 +259,6 @@ def _is_changed(layer: nn.Module, names: set[str]) -> bool:
         if isinstance(module, HoulsbyLayer) and not names.isdisjoint(module.houlsby_ladder):
             return True
         is_tuned = isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
-        if is_tuned and common_source(module, names) is None:
+        if is_tuned and common_adapter(module, names) is None:
             return True
     return False

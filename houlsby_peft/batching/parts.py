@@ -105,21 +105,20 @@ def run_adapter(
     return layer.original_module(*args, **kwargs)
 
 
-def common_source(layer: Any, names: Iterable[str]) -> str | None:
-    """Return the adapter, or `BASE`, as which a tuner layer, a head or a wrapper of PEFT's runs for
-    each of these adapters; None if they differ.
+def common_adapter(layer: Any, names: Iterable[str]) -> str | None:
+    """Return one adapter, or `BASE`, as which a tuner layer, a head or a wrapper of PEFT's runs for
+    all of these adapters: they apply the same module there, or none. None if they differ.
     """
     if not isinstance(layer, HoulsbyTunerLayer):
         is_head = isinstance(layer, HoulsbyHead)
         present = layer.modules_to_save if is_head else layer._get_available_adapters()
         return None if any(name in present for name in names) else BASE
-    common = None
-    for name in names:
-        source = layer.source(name)
-        if common not in (None, source):
+    first = next(iter(names), BASE)
+    module = layer.module_of(first)
+    for name in set(names):
+        if layer.is_in_slots(name) or layer.module_of(name) is not module:
             return None
-        common = source
-    return common or BASE
+    return first
 
 
 def select_rows(value: Any, index: torch.Tensor | slice | None, rows: int) -> Any:

@@ -156,6 +156,6 @@ def weights_of(model: nn.Module, adapter_name: str) -> dict[str, torch.Tensor]:
         if isinstance(layer, HoulsbyLayer) and adapter_name in layer.houlsby_owner:
             # Another method may be around the layer.
             start = f"{key.replace('.base_layer', '')}.{PREFIX}adapter"
-            for name, weight in layer.bottleneck(adapter_name).state_dict().items():
+            for name, weight in layer.module_of(adapter_name).state_dict().items():
                 weights[f"{start}.{name}"] = weight
     return weights

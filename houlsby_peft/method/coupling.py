@@ -86,7 +86,7 @@ class HoulsbyEmbedding(HoulsbyLayer):
         self, adapter_name: str, hidden: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Apply the coupling of an adapter, or its inverse, to hidden states `(..., d)`."""
-        coupling = self.bottleneck(adapter_name)
+        coupling = self.module_of(adapter_name)
         if coupling is None:
             return hidden
         return coupling(hidden, inverse=self.is_inverse)  # type: ignore[no-any-return]

@@ -68,7 +68,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         """Give an adapter the bottleneck that another layer owns."""
         self.houlsby_owner[adapter_name] = owner
 
-    def bottleneck(self, adapter_name: str) -> Any:
+    def module_of(self, adapter_name: str) -> Any:
         """Return the bottleneck that an adapter applies here, owned, shared or that of the adapter
         beneath it; None without one.
         """
@@ -76,7 +76,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         if adapter_name in bottlenecks:
             return bottlenecks[adapter_name]
         beneath = self.state.beneath(adapter_name)
-        return None if beneath is None else self.bottleneck(beneath)
+        return None if beneath is None else self.module_of(beneath)
 
     def run_adapter(
         self, adapter_name: str, hidden: torch.Tensor, residual: torch.Tensor | None = None
@@ -91,7 +91,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         Returns:
             `(..., d)`.
         """
-        bottleneck = self.bottleneck(adapter_name)
+        bottleneck = self.module_of(adapter_name)
         if bottleneck is None:
             return hidden
         read = None
@@ -175,17 +175,17 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
 
     def update_layer(self, adapter_name: str) -> None:
         """Give an adapter a copy of the norm that it would use without one."""
-        self.houlsby_norm[adapter_name] = copy_of(self.norm(adapter_name))
+        self.houlsby_norm[adapter_name] = copy_of(self.module_of(adapter_name))
 
-    def norm(self, adapter_name: str) -> nn.Module:
-        """Return the norm that an adapter uses here: its copy or, without one, that of the adapter
-        beneath it or the base model's.
+    def module_of(self, adapter_name: str) -> nn.Module:
+        """Return the norm that an adapter applies here: its copy or, without one, that of the
+        adapter beneath it or the base model's.
         """
         norms = self.houlsby_norm
         if adapter_name in norms:
             return norms[adapter_name]
         beneath = self.state.beneath(adapter_name)
-        return self.base_layer if beneath is None else self.norm(beneath)
+        return self.base_layer if beneath is None else self.module_of(beneath)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Normalize hidden states `(..., d)` by the active adapter's norm, or the rows' norms."""
@@ -197,13 +197,13 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
             return batch.apply(self, args, kwargs)
         base = norm = self.base_layer
         for name in self.active_adapters:
-            own = self.norm(name)
+            own = self.module_of(name)
             norm = norm if own is base else own
         return self._normalize(norm, args, kwargs)
 
     def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
         """Apply the norm that an adapter uses here."""
-        return self._normalize(self.norm(adapter_name), args, kwargs)
+        return self._normalize(self.module_of(adapter_name), args, kwargs)
 
     def _normalize(self, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply a norm; the result has the dtype of the hidden states.

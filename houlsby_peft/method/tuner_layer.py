@@ -192,14 +192,11 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         parts, *_ = self.adapter_layer_names
         return adapter_name in getattr(self, parts) or self.is_in_slots(adapter_name)
 
-    def source(self, adapter_name: str) -> str:
-        """Return the adapter whose bottleneck or norm an adapter uses here: itself, the one beneath
-        it, or `BASE` for none.
+    def module_of(self, adapter_name: str) -> Any:
+        """Return the module that an adapter applies here: its own or, without one, that of the
+        adapter beneath it.
         """
-        if self.has(adapter_name):
-            return adapter_name
-        beneath = self.state.beneath(adapter_name)
-        return beneath if beneath is not None and self.has(beneath) else BASE
+        raise NotImplementedError
 
     def _get_available_adapters(self) -> set[str]:
         adapters: set[str] = super()._get_available_adapters()

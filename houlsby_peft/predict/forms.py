@@ -48,7 +48,7 @@ class Form:
         names_of_layers: dict[Any, str] = {}
         for module_name, module in model.named_modules():
             if isinstance(module, HoulsbyTunerLayer) and name in module._get_available_adapters():
-                modules[module] = _part(module, name)
+                modules[module] = module.module_of(name)
                 names_of_layers[module] = module_name
             elif isinstance(module, HoulsbyHead) and name in module.modules_to_save:
                 self._heads[module_name] = module, module.modules_to_save[name]
@@ -116,27 +116,25 @@ def can_hold(model: PeftModel, name: str) -> bool:
     dtype on one device.
     """
     kinds: set[tuple[Any, Any]] = set()
+    wrappers: list[Any] = []
     for module in model.modules():
-        is_wrapper = isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
-        if not is_wrapper or name not in module._get_available_adapters():  # type: ignore[operator]
+        if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
+            wrappers.append(module)
+    for wrapper in wrappers:
+        if name not in wrapper._get_available_adapters() or isinstance(wrapper, HoulsbyHead):
             continue
-        if isinstance(module, HoulsbyHead):
-            continue
-        if not _can_hold_part(module, name):
+        if not _can_hold_part(wrapper, name):
             return False
-        kinds.update((weight.dtype, weight.device) for weight in _part(module, name).parameters())
+        for weight in wrapper.module_of(name).parameters():
+            kinds.add((weight.dtype, weight.device))
     return len(kinds) == 1
 
 
 def _can_hold_part(layer: Any, name: str) -> bool:
     """Return whether slots can hold what an adapter has at a layer."""
     if isinstance(layer, HoulsbyLayerNorm):
-        norm = layer.norm(name)
+        norm = layer.module_of(name)
         return isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and multiplies_last(norm)
     if type(layer) is not HoulsbyLayer or name in layer.houlsby_ladder:
         return False
-    return stacking_key(layer.bottleneck(name)) is not None
-
-
-def _part(layer: Any, name: str) -> Any:
-    return layer.norm(name) if isinstance(layer, HoulsbyLayerNorm) else layer.bottleneck(name)
+    return stacking_key(layer.module_of(name)) is not None

@@ -164,7 +164,7 @@ class Graphs:
                 return None
             # What lies beneath a ladder is not the ladder's: a graph would tell it nothing.
             if weights is None and isinstance(layer, HoulsbyLayer) and layer.has(batch.only_name):
-                weights = layer.bottleneck(batch.only_name).down_proj.weight
+                weights = layer.module_of(batch.only_name).down_proj.weight
         return weights
 
     def _compute_for(self, batch: MixedBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

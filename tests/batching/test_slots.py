@@ -13,7 +13,6 @@ from transformers import BertConfig, BertModel
 
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.batching.slots import Slots
-from houlsby_peft.method.layer import HoulsbyLayerNorm
 from houlsby_peft.method.tuner_layer import HoulsbyTunerLayer, state_of
 from tiny_models import perturb
 
@@ -42,7 +41,7 @@ def built(**options):
     modules = {}
     for layer in tuner_layers(other):
         if NAMES[0] in layer._get_available_adapters():
-            modules[layer] = part(layer, NAMES[0])
+            modules[layer] = layer.module_of(NAMES[0])
     slots = Slots(modules)
     for name in NAMES[1:]:
         hold(other, slots, name)
@@ -55,16 +54,12 @@ def tuner_layers(model):
     return [layer for layer in model.modules() if isinstance(layer, HoulsbyTunerLayer)]
 
 
-def part(layer, name):
-    return layer.norm(name) if isinstance(layer, HoulsbyLayerNorm) else layer.bottleneck(name)
-
-
 def hold(model, slots, name):
     """Copy an adapter's own weights into a slot."""
     weights = []
     for layer in tuner_layers(model):
         if layer in slots.stacks:
-            for key, weight in part(layer, name).named_parameters():
+            for key, weight in layer.module_of(name).named_parameters():
                 weights.append((slots.stacks[layer], key, weight))
     slots.put(name, weights)
 

@@ -61,7 +61,9 @@ def test_a_ladder_reads_the_states_of_the_adapter_and_is_added_at_its_end(common
     model = get_peft_model(tiny_bert(), ladder_on(common[number])).eval()
     new = model.base_model.model.bert
     own_norm = new.encoder.layer[-1].output.LayerNorm.houlsby_norm["default"]
-    torch.testing.assert_close(own_norm.state_dict(), end.LayerNorm.norm("default").state_dict())
+    torch.testing.assert_close(
+        own_norm.state_dict(), end.LayerNorm.module_of("default").state_dict()
+    )
     own_pooler = new.pooler.modules_to_save["default"]
     torch.testing.assert_close(
         own_pooler.state_dict(), adapted.bert.pooler.head("default").state_dict()

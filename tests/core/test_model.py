@@ -126,7 +126,7 @@ def test_rank_pattern_gives_places_their_own_size():
     get_peft_model(base, config)
     sizes = []
     for name in names_of(base, HoulsbyLayer):
-        sizes.append(base.get_submodule(name).bottleneck("default").down_proj.out_features)
+        sizes.append(base.get_submodule(name).module_of("default").down_proj.out_features)
     assert sizes == [2, 4, 2, 4, 2, 4, 2, 8]
 
 

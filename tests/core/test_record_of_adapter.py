@@ -101,7 +101,7 @@ def test_a_loaded_configuration_with_another_size_makes_a_new_adapter(saved, cha
     model = get_peft_model(bert_of("no", "yes", seed=5), config)
     down = (
         next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
-        .bottleneck("default")
+        .module_of("default")
         .down_proj
     )
     assert down.out_features == 2

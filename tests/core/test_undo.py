@@ -51,7 +51,7 @@ def test_options_given_to_from_pretrained_win(saved):
     model = PeftModel.from_pretrained(tiny_bert(), saved[0], config=config)
     assert model.peft_config["default"] is config
     layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
-    assert {layer.bottleneck("default").scaling for layer in layers} == {2.0}
+    assert {layer.module_of("default").scaling for layer in layers} == {2.0}
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")

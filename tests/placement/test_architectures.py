@@ -123,8 +123,8 @@ def record(case, model):
             projections[position] = Recorder(getattr(projection, "base_layer", projection))
         bottlenecks = []
         for module in layer.modules():
-            if isinstance(module, HoulsbyLayer) and module.bottleneck("default") is not None:
-                bottlenecks.append(Recorder(module.bottleneck("default")))
+            if isinstance(module, HoulsbyLayer) and module.module_of("default") is not None:
+                bottlenecks.append(Recorder(module.module_of("default")))
         recorders.append((name, layer, Recorder(layer), projections, bottlenecks))
     return recorders
 

@@ -176,7 +176,7 @@ def model_of(case):
     modules = {}
     for layer in model.modules():
         if isinstance(layer, HoulsbyTunerLayer):
-            modules[layer] = layer.norm("a") if hasattr(layer, "norm") else layer.bottleneck("a")
+            modules[layer] = layer.module_of("a")
     slots, weights = Slots(modules), []
     for layer, module in modules.items():
         for name, weight in module.named_parameters():
