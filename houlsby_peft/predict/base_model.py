@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -52,6 +52,41 @@ def set_verbosity(level: int) -> Iterator[None]:
             transformers.logging.set_verbosity(level_before)
 
 
+def load_whole(auto_class: Any, name: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
+    """Load a whole model from a folder or the Hub, without running code and reading pickles.
+
+    A head of another size is made anew. transformers advises to train it; here an adapter brings
+    it, or a recipe trains it.
+
+    Returns:
+        The model, and the names of the weights that its files lack, or have in another shape.
+
+    Raises:
+        AdapterError: The weights are in a pickled file.
+        HubError: The repository does not exist, is private or cannot be reached.
+    """
+    with explain_hub_errors(f"The base model {name}"), set_verbosity(logging.ERROR):
+        try:
+            model, report = auto_class.from_pretrained(
+                find_packaged(name),
+                trust_remote_code=False,
+                weights_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
+        except UnpicklingError as error:  # which advises to read it with weights_only=False
+            raise AdapterError(
+                f"The weights of {name} are in a pickled file that could run any code when it is "
+                "read. Give a base model in safetensors files. A file that you trust can be "
+                "converted with safetensors.torch.save_file, or with its model's save_pretrained."
+            ) from error
+    lacking = set(report["missing_keys"])
+    for key, *_ in report["mismatched_keys"]:
+        lacking.add(key)
+    return model, lacking
+
+
 def load_base(
     saved: SavedAdapter,
     task: TaskKind,
@@ -69,36 +104,19 @@ def load_base(
     if task.pipeline == "question-answering":
         # Answers have a start and an end, whatever the base model's configuration says.
         labels = {"num_labels": 2}
-    # Quietly, because transformers advises to train a head that the adapter brings along.
-    with explain_hub_errors(f"The base model {name}"), set_verbosity(logging.ERROR):
-        try:
-            base, report = getattr(transformers, task.auto_class).from_pretrained(
-                find_packaged(name),
-                revision=revision,
-                token=token,
-                dtype=dtype,
-                trust_remote_code=False,
-                weights_only=True,
-                # Another task's head, which the adapter's replaces.
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **labels,
-            )
-        except UnpicklingError as error:  # which advises to read it with weights_only=False
-            raise AdapterError(
-                f"The weights of {name} are in a pickled file that could run any code when it is "
-                "read. Give a base model in safetensors files. A file that you trust can be "
-                "converted with safetensors.torch.save_file, or with its model's save_pretrained."
-            ) from error
-    _check_missing_weights(saved, task, base, report)
+    auto_class = getattr(transformers, task.auto_class)
+    base, lacking = load_whole(
+        auto_class, name, revision=revision, token=token, dtype=dtype, **labels
+    )
+    _check_missing_weights(saved, task, base, lacking)
     tokens = saved_tokens(saved, base)
     if tokens is not None and tokens != count_tokens(base):
         base.resize_token_embeddings(tokens, mean_resizing=False)
-    return base  # type: ignore[no-any-return]
+    return base
 
 
 def _check_missing_weights(
-    saved: SavedAdapter, task: TaskKind, base: PreTrainedModel, report: Mapping[str, Any]
+    saved: SavedAdapter, task: TaskKind, base: PreTrainedModel, lacking: Collection[str]
 ) -> None:
     """Refuse a base model some of whose weights are random: its files lack them, or have another
     shape, and the adapter does not bring them.
@@ -108,10 +126,9 @@ def _check_missing_weights(
     prefix = f"{base.base_model_prefix}."
     brought = {key.removeprefix(FILE_PREFIX).removeprefix(prefix) for key in saved.shapes}
     heads = tuple(f"{head}.".removeprefix(prefix) for head in saved.record.heads)
-    mismatched = [key for key, *_ in report["mismatched_keys"]]
     missing: list[str] = []
     unused: list[str] = []
-    for key in sorted({*report["missing_keys"], *mismatched}):
+    for key in sorted(lacking):
         name = key.removeprefix(prefix)
         if name in brought or name.startswith(heads):
             continue

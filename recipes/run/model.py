@@ -30,6 +30,7 @@ from houlsby_peft import (
     find_places,
     put_two_layer_head,
 )
+from houlsby_peft.predict.base_model import load_whole
 from houlsby_peft.saved.downloads import find_packaged
 from run.arguments import AUTO, MINILM, POOLER, BaseDtype, MethodArguments
 from run.command import Command
@@ -63,15 +64,11 @@ def load_model(
     with quiet():  # the checkpoint's labels are those of a head that is not used
         config = config_of(source, **config_fields)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    # The head is trained from scratch, so a checkpoint's head of another task and size does not
-    # matter.
-    model, missing = load_quietly(
-        auto_class, source, config=config, dtype=dtype, ignore_mismatched_sizes=True
-    )
+    model, lacking = load_encoder(auto_class, name, config=config, dtype=dtype)
     # Some tokenizers do not know how many tokens the encoder reads.
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
-    return model, tokenizer, missing
+    return model, tokenizer, lacking
 
 
 @contextmanager
@@ -86,17 +83,13 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def load_quietly(auto_class: Any, name: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
-    """Load a model whose head is new or comes with an adapter, and say which weights of the encoder
-    the checkpoint lacks: transformers' own report names those of the head as well, which a recipe
-    expects.
+def load_encoder(auto_class: Any, name: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
+    """Load an encoder, with or without a head, as `load_whole` does, and warn of weights of the
+    encoder that the checkpoint lacks. A new head is what a recipe expects.
     """
     with quiet():
-        model, loading = auto_class.from_pretrained(name, output_loading_info=True, **options)
+        model, lacking = load_whole(auto_class, name, **options)
     layers = dict(model.base_model.named_children()).keys() - {POOLER}
-    lacking = set(loading["missing_keys"])
-    for key, *_ in loading["mismatched_keys"]:
-        lacking.add(key)
     random = []
     for key in sorted(lacking):
         if key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] in layers:
@@ -106,7 +99,7 @@ def load_quietly(auto_class: Any, name: str, **options: Any) -> tuple[PreTrained
         log(
             f"warning: {name} lacks {len(random)} weights of the encoder, which are random: {shown}"
         )
-    return model, loading["missing_keys"]
+    return model, lacking
 
 
 def find_pooler(model: PreTrainedModel) -> str:
@@ -294,13 +287,9 @@ def keep_pooler(model: PreTrainedModel) -> None:
     """
     encoder = model.base_model
     if getattr(encoder, POOLER, encoder) is None:
-        with quiet():
-            whole, loading = AutoModel.from_pretrained(
-                str(model.name_or_path), dtype=model.dtype, output_loading_info=True
-            )
-        if getattr(whole, POOLER, None) and not any(
-            name.startswith(f"{POOLER}.") for name in loading["missing_keys"]
-        ):
+        whole, lacking = load_whole(AutoModel, str(model.name_or_path), dtype=model.dtype)
+        is_new = any(name.startswith(f"{POOLER}.") for name in lacking)
+        if getattr(whole, POOLER, None) and not is_new:
             encoder.pooler = whole.pooler.requires_grad_(False)
 
 

@@ -16,11 +16,10 @@ from transformers import (
 )
 
 import houlsby_peft
-from houlsby_peft.saved.downloads import find_packaged
 from run.arguments import AUTO
 from run.edge import RecipeError
 from run.files import read_object
-from run.model import active_record, keep_in_float32, load_quietly
+from run.model import active_record, keep_in_float32, load_encoder
 from run.run import RESULTS_FILE
 
 
@@ -107,11 +106,11 @@ def _encoder_of(
 ) -> PreTrainedModel:
     """Load the base model of LoRA or IA3, with the head's size where it is known."""
     config = PeftConfig.from_pretrained(str(folder))
-    source = base_model or find_packaged(config.base_model_name_or_path)
+    source = base_model or str(config.base_model_name_or_path)
     options = {"dtype": getattr(torch, dtype)}
     if num_labels:
         options["num_labels"] = num_labels
-    encoder, _ = load_quietly(auto_class, source, **options)
+    encoder, _ = load_encoder(auto_class, source, **options)
     heads = tuple(config.modules_to_save or ())
     if dtype != "float32" and heads:
         for key, module in encoder.named_modules():
