@@ -522,7 +522,9 @@ def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | N
     if options.help_all:
         words, options.flags = ["--help"], []
     elif None in words:
-        raise ValueError("The data are missing; houlsby-peft train --help shows what to give.")
+        raise ValueError(
+            f"The data are missing; houlsby-peft {options.command} --help shows what to give."
+        )
     if "debug" in options:
         options.flags.append("--debug")
     command = [sys.executable, str(folder / f"{recipe}.py"), *map(str, words), *options.flags]

@@ -147,6 +147,12 @@ class DataArguments(EncoderArguments):
         return ReadOptions(self.encoding, has_header)
 
     @property
+    def is_corrected(self) -> bool:
+        """Whether the data are a table of label issues that a run has written."""
+        path = Path(self.data).expanduser()
+        return path.is_file() and path.name.partition(".")[0] == "label_issues"
+
+    @property
     def name(self) -> str:
         """The name of the data: of a file without its extension, or of a folder."""
         path = Path(self.data).expanduser()
@@ -154,7 +160,7 @@ class DataArguments(EncoderArguments):
             name = path.resolve().name
         elif path.is_file():
             name = path.name.removesuffix(path.suffix).removesuffix(suffix_of(path))
-            if name == "label_issues":  # of a run, corrected
+            if self.is_corrected:
                 name = f"{path.resolve().parent.name}_corrected"
         else:
             name = path.name

@@ -32,12 +32,18 @@ from tasks.scores import describe_constant, format_scores
 
 
 LOG_FILE, SCORES_FILE = "log.txt", "scores.csv"
+# What says how a table is read.
+_TABLE_FLAGS = (
+    *("text_columns", "label_columns", "tasks_of_columns", "label_separator"),
+    *("problem_type", "class_names"),
+)
 STATES = "states"  # the subfolder for the hidden states that ladders of all columns read
 Splits = Mapping[str, Dataset]
 
 
 def run_columns(command: Command) -> None:
     """Train or score the task of each label column, or the one task of the command."""
+    command = read_as_before(command)
     arguments, splits = command.arguments, None
     columns: Sequence[str] = ()
     if arguments.evaluate is not None:
@@ -50,6 +56,27 @@ def run_columns(command: Command) -> None:
         _run_tasks(command, splits, columns)
     else:
         run(command, partial(load_task, arguments, command.training, splits=splits))
+
+
+def read_as_before(command: Command) -> Command:
+    """Return the command that reads a run's corrected table of label issues as the run has read its
+    table, where the command line says nothing else.
+    """
+    arguments = command.arguments
+    if not arguments.is_corrected:
+        return command
+    folder = Path(arguments.data).expanduser().parent
+    columns = columns_of_runs(folder, None)
+    first = next(folder.glob(f"*/{ARGUMENTS_FILE}"), None) if columns else folder / ARGUMENTS_FILE
+    recorded = read_object(first) or {} if first else {}
+    recorded["label_columns"] = columns or recorded.get("label_columns")
+    flags = {}
+    for name in _TABLE_FLAGS:
+        if getattr(arguments, name) is None and recorded.get(name) is not None:
+            flags[name] = recorded[name]
+    if flags:
+        log(f"read as in {folder}: {', '.join(f'{name} {value}' for name, value in flags.items())}")
+    return command.with_arguments(**flags)
 
 
 def columns_of_runs(folder: Path, named: Sequence[str] | None) -> list[str]:

@@ -36,10 +36,12 @@ from houlsby_peft.tables import (
     suffix_of,
     write_table,
 )
+from run.checkpoints import checkpoints
 from run.command import Command
 from run.edge import log
+from run.files import write_json
 from run.model import on_main
-from run.run import WHERE
+from run.run import ARGUMENTS_FILE, RESULTS_FILE, WHERE, flags_of
 from run.saved import Saved
 from run.trainer import RecipeTrainer
 from tasks.frozen_encoder import FrozenEncoder, Numbers, States, make_classifier
@@ -135,6 +137,10 @@ def check_labels(
         if issues.accuracy <= issues.constant_accuracy:
             log("note: the frozen encoder tells these labels hardly apart: these are guesses")
         write_issues("probably wrong", issues, items.table, items.targets, task.labels, command)
+        folder = Path(training.output_dir)
+        if not (checkpoints(folder) or (folder / RESULTS_FILE).exists()):
+            # So that the corrected table is read as this one; see `read_as_before`.
+            write_json(folder / ARGUMENTS_FILE, flags_of([arguments]))
 
     on_main(training, check)
     return None if arguments.check_labels == "only" else partial(as_loaded, task)

@@ -203,3 +203,19 @@ def test_a_folder_of_one_run_is_left_to_it(encoder, table, tmp_path):
     (tmp_path / "results.json").write_text(json.dumps({}))
     with pytest.raises(RecipeError, match="holds the run of one task"):
         train(encoder, table, tmp_path, "--label_columns", *LABELS)
+
+
+def test_corrected_labels_are_trained_on_as_the_columns_were_first_read(ladders, encoder, tmp_path):
+    folder, _ = ladders
+    train(encoder, folder / "label_issues.csv", tmp_path / "again", "--kind", "ladder", "--r", 4)
+    for task in TASKS:
+        first, again = results_of(folder / task), results_of(tmp_path / "again" / task)
+        assert (again["task"], again["labels"]) == (first["task"], first["labels"])
+        assert again["best_scores"] == pytest.approx(first["best_scores"], abs=1e-3)
+
+
+def test_labels_that_were_only_checked_are_trained_on_as_they_were_read(encoder, table, tmp_path):
+    columns = ("--label_columns", "mood")
+    train(encoder, table, tmp_path / "checked", "--check_labels", "only", *columns)
+    train(encoder, tmp_path / "checked" / "label_issues.csv", tmp_path / "trained")
+    assert results_of(tmp_path / "trained")["labels"] == ["bad", "good"]
