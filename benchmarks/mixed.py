@@ -116,10 +116,8 @@ def with_slots(shape: str, number: int, dtype: torch.dtype, device: str = "cpu")
         model = get_peft_model(base, HoulsbyConfig(r=64), adapter_name="of_modules").eval()
     modules, heads = {}, []
     for layer in model.modules():
-        if isinstance(layer, HoulsbyLayer):
+        if isinstance(layer, (HoulsbyLayer, HoulsbyLayerNorm)):
             modules[layer] = layer.module_of("of_modules")
-        elif isinstance(layer, HoulsbyLayerNorm):
-            modules[layer] = layer.norm("of_modules")
         elif isinstance(layer, HoulsbyHead):
             heads.append(layer.modules_to_save)
     slots, records = Slots(modules), state_of(model).records
