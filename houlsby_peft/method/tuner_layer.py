@@ -17,7 +17,10 @@ from .modules import device_of, dtype_of, hidden_states_of
 
 
 # What has sizes of other names than a linear layer's.
-_WITH_OTHER_NAMES = (Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+_WITH_OTHER_NAMES = (
+    *(Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding),
+    nn.MultiheadAttention,
+)
 # PEFT's name for rows of a mixed batch that use the base model alone.
 BASE = "__base__"
 
