@@ -320,9 +320,9 @@ def label_arguments(record: AdapterRecord) -> dict[str, Any]:
 
 
 def _recorded_base(saved: SavedAdapter) -> str:
-    """Return the recorded name. An adapter from the Hub may not name any folder of this machine."""
+    """Return the recorded name."""
     name = saved.config.base_model_name_or_path or ""
-    if not name or (saved.commit and (Path(name).is_absolute() or ".." in name)):
+    if not name or saved.may_not_name(name):
         raise AdapterError(
             f"{saved.name}: base_model_name_or_path must be a name on the Hub, got "
             f"{shortened(name)!r}. Give the base model, or its name or folder, as base_model."

@@ -115,6 +115,11 @@ class SavedAdapter:
         _check_tokenizer_files(folder, name)
         has_tokenizer = (folder / TOKENIZER_FILES[0]).is_file()
         saved = cls(name, folder, config, state.record, state.shapes or {}, has_tokenizer)
+        if saved.may_not_name(config.beneath or ""):
+            raise AdapterError(
+                f"{name}: beneath must be a name on the Hub; got "
+                f"{shortened(str(config.beneath))!r}."
+            )
         saved._warn_of_missing_tokenizer()
         return saved
 
@@ -131,6 +136,12 @@ class SavedAdapter:
                 "tokenizer is used.",
                 self.name,
             )
+
+    def may_not_name(self, name: str) -> bool:
+        """Return whether a name in the configuration is a folder of this machine, of which an
+        adapter from the Hub knows nothing.
+        """
+        return self.commit is not None and (Path(name).is_absolute() or ".." in name)
 
     @property
     def weights_file(self) -> Path:

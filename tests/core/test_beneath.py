@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
@@ -236,6 +237,14 @@ def test_what_cannot_lie_beneath_is_refused(common, tmp_path):
         get_peft_model(tiny_bert(), ladder_on(str(tmp_path / "ladder")))
     with pytest.warns(UserWarning, match="trained on the base model"):
         get_peft_model(tiny_bert(seed=5), ladder_on(common[0]))
+
+
+def test_a_ladder_from_the_hub_names_no_folder_of_this_machine(common, tmp_path):
+    snapshot = tmp_path / "models--user--ladder" / "snapshots" / ("0" * 40)
+    with_ladder(common[0]).save_pretrained(tmp_path / "ladder")
+    shutil.copytree(tmp_path / "ladder", snapshot)
+    with pytest.raises(AdapterError, match="beneath must be a name on the Hub"):
+        load(snapshot, base_model=tiny_bert())
 
 
 @pytest.mark.parametrize("change", ["weights", "activation", "other", "no record"])
