@@ -22,7 +22,7 @@ from transformers import Trainer, TrainingArguments
 
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
-from recipe_runs import run, save_tiny_encoder, write
+from recipe_runs import run, save_tiny_encoder, start, write
 from tiny_models import tiny_bert
 
 
@@ -84,7 +84,7 @@ def finished_run(tmp_path):
 
 
 def draw(name: str, *flags: object) -> None:
-    run(figure, name, *flags)
+    start(figure, name, *flags)
 
 
 def lines(path: Path) -> list[dict]:
@@ -491,10 +491,9 @@ def trained(tmp_path_factory):
         columns = {name: rows[name][:200] for name in ("sentence", "label")}
         write(folder / "sst2" / f"{split}.csv", **columns)
     for method in ("houlsby", "full"):
-        run(glue, "--task", "sst2", "--data_dir", folder, "--model_name", encoder,
-            "--output_dir", folder / method, "--method", method, "--max_steps", 4,
-            "--report_to", "none", "--save_strategy", "no", "--load_best_model_at_end", "false",
-            "--eval_strategy", "no", "--r", 8)  # fmt: skip
+        run(glue, task="sst2", data_dir=folder, model_name=encoder, output_dir=folder / method,
+            method=method, max_steps=4, r=8, report_to="none", save_strategy="no",
+            load_best_model_at_end=False, eval_strategy="no")  # fmt: skip
     return folder
 
 

@@ -41,10 +41,19 @@ def save_tiny_encoder(
     return folder
 
 
-def run(recipe: ModuleType, *flags: object) -> None:
-    """Runs a recipe as from the command line."""
-    with patch.object(sys, "argv", [f"{recipe.__name__}.py", *map(str, flags)]):
+def start(recipe: ModuleType, *words: object) -> None:
+    """Start a recipe as from the command line."""
+    with patch.object(sys, "argv", [f"{recipe.__name__}.py", *map(str, words)]):
         recipe.main()
+
+
+def run(recipe: ModuleType, **flags: object) -> None:
+    """Run a recipe on the CPU with flags; the items of a list are words of their own."""
+    words: list[object] = ["--use_cpu"]
+    for name, value in flags.items():
+        words.append(f"--{name}")
+        words += value if isinstance(value, list | tuple) else [value]
+    start(recipe, *words)
 
 
 def results_of(folder: Path) -> dict:
