@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from houlsby_peft import AdapterError, HoulsbyConfig, HubError, StateCache, TaskBank, load
 from hub_models import WORDS, make_adapter, make_base
+from model_states import assert_same_tensors, state_of
 from tiny_models import perturb, perturb_adapter, tiny_bert
 
 
@@ -83,7 +84,6 @@ def test_a_ladder_reads_the_states_of_the_adapter_and_is_added_at_its_end(common
 def test_only_the_ladder_and_its_heads_train_and_nothing_else_is_saved(common, tmp_path):
     model = get_peft_model(tiny_bert(), ladder_on(common[0]))
     perturb(model)
-    before = {key: weight.clone() for key, weight in model.state_dict().items()}
     model.train()
     model(**BATCH, labels=torch.tensor([0, 1, 2])).loss.backward()
     parts = ("houlsby_ladder.default", "houlsby_norm.default", "modules_to_save.default")
@@ -100,11 +100,7 @@ def test_only_the_ladder_and_its_heads_train_and_nothing_else_is_saved(common, t
     fields = json.loads(file_of(tmp_path / "ladder").read_text())
     assert fields["beneath"] == common[0]
     assert len(fields["recorded"]["beneath"]["sha256"]) == 64
-    base = {key: weight.clone() for key, weight in tiny_bert().state_dict().items()}
-    unloaded = model.unload().state_dict()
-    assert all(torch.equal(unloaded[key], weight) for key, weight in base.items())
-    assert base.keys() == unloaded.keys()
-    assert before
+    assert_same_tensors(model.unload().state_dict(), tiny_bert().state_dict())
 
 
 @torch.no_grad()
@@ -213,15 +209,11 @@ def test_one_copy_serves_all_ladders_and_goes_with_the_last(common):
 
 def test_a_failed_ladder_leaves_nothing_of_the_adapter(common, monkeypatch):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
-    before = {key: weight.clone() for key, weight in model.state_dict().items()}
-    modules = [name for name, _ in model.named_modules()]
+    untouched = state_of(model)
     monkeypatch.setattr("houlsby_peft.model.start_heads", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         model.add_adapter("ladder", ladder_on(common[0]))
-    assert modules == [name for name, _ in model.named_modules()]
-    after = model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert state_of(model) == untouched
 
 
 def test_what_cannot_lie_beneath_is_refused(common, tmp_path):

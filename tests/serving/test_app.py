@@ -409,7 +409,8 @@ def test_the_tools_of_operators_read_their_files(command, tmp_path):
     if shutil.which(words[0]) is None:
         pytest.skip(f"There is no {words[0]}")
     environment = {**os.environ, "HOME": str(tmp_path)}
-    subprocess.run(words, check=True, capture_output=True, timeout=60, env=environment)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def test_systemd_reads_the_unit(tmp_path):

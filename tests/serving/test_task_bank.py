@@ -272,7 +272,7 @@ def with_more_tokens_than_saved(folder, base):
 
 
 def nowhere(folder, base):
-    pass
+    """There is no folder."""
 
 
 @pytest.mark.parametrize(
