@@ -10,13 +10,17 @@ import pytest
 from demo import minimal_pairs
 from recipe_runs import save_tiny_encoder
 from run import model
+from tasks import scores
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_bfloat16() -> Iterator[None]:
-    """Lets --base_dtype auto be float32, as tests compare scores with those of a float32 model."""
+def plain_runs() -> Iterator[None]:
+    """Let --base_dtype auto be float32, as tests compare scores with those of a float32 model, and
+    draw few samples for the intervals of the scores, which take most of the time of a short run.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "_choose_dtype", lambda *_: "float32")
+        patch.setattr(scores, "_RESAMPLES", 10)
         yield
 
 
