@@ -68,8 +68,8 @@ def test_a_ladder_reads_the_states_of_the_adapter_and_is_added_at_its_end(common
         own_pooler.state_dict(), adapted.bert.pooler.head("default").state_dict()
     )
     perturb_adapter(model, "default", 3)
-    found = new(**BATCH, output_hidden_states=True).hidden_states
-    for state, expected in zip(found[:-1], states[:-1], strict=True):
+    computed = new(**BATCH, output_hidden_states=True).hidden_states
+    for state, expected in zip(computed[:-1], states[:-1], strict=True):
         assert torch.equal(state, expected)
     ladder = new.encoder.layer[-1].output.dropout.houlsby_ladder["default"]
     readings = type("Readings", (), {})()
@@ -78,7 +78,7 @@ def test_a_ladder_reads_the_states_of_the_adapter_and_is_added_at_its_end(common
         for index, state in enumerate(states[:-1])
     }
     readings.mask = None
-    torch.testing.assert_close(found[-1], own_norm(sums[0] + ladder(readings)))
+    torch.testing.assert_close(computed[-1], own_norm(sums[0] + ladder(readings)))
 
 
 def test_only_the_ladder_and_its_heads_train_and_nothing_else_is_saved(common, tmp_path):
@@ -157,8 +157,8 @@ def test_many_tasks_of_a_text_give_what_each_gives_alone(common, names):
                 expected.append(model(**row).logits)
             rows.append(text)
             flat.append(name)
-    found = model(**BATCH, adapter_names=names).logits
-    torch.testing.assert_close(found, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    nested = model(**BATCH, adapter_names=names).logits
+    torch.testing.assert_close(nested, torch.cat(expected), atol=1e-5, rtol=1e-5)
     repeated = {key: value[rows] for key, value in BATCH.items()}
     mixed = model(**repeated, adapter_names=flat).logits
     torch.testing.assert_close(mixed, torch.cat(expected), atol=1e-5, rtol=1e-5)

@@ -271,7 +271,7 @@ def test_a_ladder_names_the_commit_of_the_adapter_beneath_it(hub, pushed, home, 
     fields = json.loads(files["adapter_config.json"])
     assert fields["beneath"] == "user/common"
     commit = fields["recorded"]["beneath"]["commit"]
-    assert commit in [one.oid for one in hub.store.repos["user/common"].commits]
+    assert commit in [made.oid for made in hub.store.repos["user/common"].commits]
     assert f"user/common at commit {commit}" in files["README.md"].decode()
     shutil.rmtree(common)
     found = hub.call(load_ladder, "hf_write", home=tmp_path / "home", token=None)

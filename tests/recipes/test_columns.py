@@ -147,10 +147,10 @@ def test_the_same_command_goes_on_where_it_was_killed(
     monkeypatch.setattr(columns, "run", fail)
     with pytest.raises(KeyboardInterrupt):
         command()
-    before = (output / "topic" / "results.json").stat().st_mtime_ns
+    finished = (output / "topic" / "results.json").stat().st_mtime_ns
     monkeypatch.undo()
     command()
-    assert (output / "topic" / "results.json").stat().st_mtime_ns == before
+    assert (output / "topic" / "results.json").stat().st_mtime_ns == finished
     assert len(pd.read_csv(output / "scores.csv")) == 3
     assert len(capsys.readouterr().out.splitlines()) < 40
 

@@ -31,7 +31,8 @@ def test_steps_are_those_without_graphs(dtype):
         return loss.detach()
 
     step = GraphedStep(lambda inputs: run(model, inputs), model.parameters())
-    optimizers = [torch.optim.AdamW(each.parameters(), 1e-2) for each in (model, expected_model)]
+    models = (model, expected_model)
+    optimizers = [torch.optim.AdamW(trained.parameters(), 1e-2) for trained in models]
     generator = torch.Generator().manual_seed(0)
     for number in range(10):
         tokens = (5, 9)[number % 2]

@@ -60,6 +60,6 @@ def test_a_command(command):
     recipes = [Path(script).stem for script in scripts if script.endswith(".py")]
     if not recipes:
         return
-    known = set().union(*map(flags_of, recipes)) | LAUNCHERS
-    unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known
+    flags = set().union(*map(flags_of, recipes)) | LAUNCHERS
+    unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - flags
     assert not unknown or recipes == ["figure"], f"{recipes} have no {unknown}"

@@ -385,8 +385,8 @@ class TestSplits:
         (tmp_path / "part2.csv").rename(tmp_path / "other.csv")
         with pytest.raises(RecipeError, match="different names"):
             load_texts(tmp_path)
-        both = load_texts(tmp_path / "part1.csv", more_data=[str(tmp_path / "other.csv")])
-        assert len(both.undivided) == 40
+        task = load_texts(tmp_path / "part1.csv", more_data=[str(tmp_path / "other.csv")])
+        assert len(task.undivided) == 40
 
     def test_what_is_not_used_is_said(self, tmp_path, capsys):
         for name in ("train.csv", "dev.csv", "other.csv"):

@@ -16,10 +16,8 @@ from transformers import AutoModel, AutoTokenizer
 import text_classification
 import token_classification
 from demo import minimal_pairs
-from recipe_runs import results_of, run, write
+from recipe_runs import load_texts, results_of, run, write
 from run.edge import RecipeError
-from run.training_arguments import RecipeTrainingArguments
-from tasks.classification import ClassificationArguments, load_task
 from tasks.label_issues import find_issues
 
 
@@ -209,7 +207,7 @@ def test_a_run_may_begin_with_the_check(encoder, tmp_path, capsys):
 def check_baseline(encoder, data, scores) -> None:
     """The accuracy is that of a logistic regression on the mean of the encoder's last states."""
     model, tokenizer = AutoModel.from_pretrained(encoder), AutoTokenizer.from_pretrained(encoder)
-    task = load_task(ClassificationArguments(data=str(data)), RecipeTrainingArguments(use_cpu=True))
+    task = load_texts(data)
     states = {}
     for name, split in task.splits.items():
         batch = tokenizer(list(split["text"]), padding=True, return_tensors="pt")

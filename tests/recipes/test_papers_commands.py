@@ -82,8 +82,8 @@ def check_flags(recipe: str, flags: list[str]) -> None:
         unknown = {flag for flag in flags if flag.startswith("--")} - KNOWN
         assert not unknown, f"{recipe} has no {unknown}"
         return
-    pairs = itertools.pairwise(["", *flags])
-    parse_arguments([flag for before, flag in pairs if before not in FILES and flag not in FILES])
+    of_files = {word for flag in FILES if flag in flags for word in (flag, *values(flags, flag))}
+    parse_arguments([word for word in flags if word not in of_files])
 
 
 def different(lines: list[list[str]]) -> list[list[str]]:
@@ -169,9 +169,9 @@ def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
     """Houlsby et al. 2019, sections 3.2 and 3.4: no WNLI, and one grid for adapters, top layers and
     norms.
     """
-    found = [words for words in sweeps() if values(words, "--output_dir") == [folder]]
-    assert found
-    for words in found:
+    commands_of_folder = [words for words in sweeps() if values(words, "--output_dir") == [folder]]
+    assert commands_of_folder
+    for words in commands_of_folder:
         assert values(words, "--task") == tasks
         if values(words, "--method") != ["full"]:
             assert values(words, "--learning_rate") == ["3e-5", "3e-4", "3e-3"]
@@ -187,8 +187,8 @@ def test_adapters_after_the_attention_only():
     """Houlsby et al. 2019, section 3.6."""
     command = parse_arguments(["--task", "cola", "--positions", "attention"])
     assert command.adapter.config().positions == ("attention",)
-    both = ["--kind", "parallel", "--positions", "attention", "feed_forward"]
-    config = parse_arguments(["--task", "cola", *both]).adapter.config()
+    flags = "--task cola --kind parallel --positions attention feed_forward"
+    config = parse_arguments(flags.split()).adapter.config()
     assert (config.kind, config.positions) == ("parallel", ("attention", "feed_forward"))
 
 
@@ -200,12 +200,11 @@ def test_the_presets_of_other_tasks_than_glue():
         ("squad", "houlsby2019"): ((3e-4, 10), (3e-5, 3)),
     }
     for (recipe, paper), of_methods in expected.items():
-        found = [preset(paper, method, 0, recipe) for method in ("houlsby", "full")]
-        assert tuple((own["learning_rate"], own["num_train_epochs"]) for own in found) == of_methods
-    assert (
-        preset("houlsby2019", "houlsby", 0, "squad")["model_name"]
-        == "google-bert/bert-large-uncased"
-    )
+        for method, (rate, epochs) in zip(("houlsby", "full"), of_methods, strict=True):
+            settings = preset(paper, method, 0, recipe)
+            assert (settings["learning_rate"], settings["num_train_epochs"]) == (rate, epochs)
+    of_squad = preset("houlsby2019", "houlsby", 0, "squad")
+    assert of_squad["model_name"] == "google-bert/bert-large-uncased"
     assert preset("mohebbi2020", "houlsby", 0, "paper_tasks")["head"] == "two_layer"
 
 

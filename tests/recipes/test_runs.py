@@ -26,7 +26,7 @@ from recipe_runs import results_of, run, write
 from run.checkpoints import COMPLETE, step_of
 from run.edge import RecipeError, end_with_one_line
 from run.resumable_trainer import OrderOfEpoch
-from run.run import CONTENT, describe_content, differences, lock
+from run.run import CONTENT, command_line, describe_content, differences, lock
 
 
 STEPS_PER_EPOCH = 12
@@ -179,25 +179,25 @@ class TestTheSameRun:
         ids=["flags that teach nothing", "the same rows per step in other parts"],
     )
     def test_a_finished_run_is_left_as_it_is(self, changes, folder, flags):
-        before = times(folder)
+        untouched = times(folder)
         run(glue, **{**flags, **changes}, max_steps=12, output_dir=folder)
-        assert times(folder) == before
+        assert times(folder) == untouched
 
     def test_the_same_data_and_encoder_elsewhere(self, folder, flags, tmp_path):
         elsewhere = dict(flags)
         for name in ("data_dir", "model_name"):
             elsewhere[name] = shutil.copytree(flags[name], tmp_path / name)
-        before = times(folder)
+        untouched = times(folder)
         run(glue, **elsewhere, max_steps=12, output_dir=folder)
-        assert times(folder) == before
+        assert times(folder) == untouched
 
     def test_an_argument_that_another_version_did_not_know(self, folder, flags):
         arguments = json.loads((folder / "arguments.json").read_text())
         del arguments["adam_epsilon"], arguments["lr_scheduler_kwargs"]
         (folder / "arguments.json").write_text(json.dumps({**arguments, "gone": 3}))
-        before = times(folder)
+        untouched = times(folder)
         run(glue, **flags, max_steps=12, output_dir=folder)
-        assert times(folder) == before
+        assert times(folder) == untouched
 
     @pytest.mark.parametrize(
         ("flag", "value", "named"),
@@ -209,10 +209,10 @@ class TestTheSameRun:
         ],
     )
     def test_another_run_is_refused_and_nothing_lost(self, folder, flags, flag, value, named):
-        before = times(folder)
+        untouched = times(folder)
         with pytest.raises(RecipeError, match=f": {named} was"):
             run(glue, **{**flags, flag: value}, max_steps=12, output_dir=folder)
-        assert times(folder) == before
+        assert times(folder) == untouched
 
     def test_other_data_under_the_same_name(self, folder, flags, tmp_path):
         data = shutil.copytree(flags["data_dir"], tmp_path / "data")
@@ -224,8 +224,8 @@ class TestTheSameRun:
     def test_other_data_on_the_hub(self, tmp_path):
         """Their content is not known, so that their name counts."""
         file = write(tmp_path / "a.csv", text=["a"])
-        known = {"data": "a", CONTENT: describe_content({"train": [file]}, {})}
-        assert list(differences(known, {"data": "b", CONTENT: {}})) == ["data"]
+        arguments = {"data": "a", CONTENT: describe_content({"train": [file]}, {})}
+        assert list(differences(arguments, {"data": "b", CONTENT: {}})) == ["data"]
 
     def test_starting_over_leaves_nothing_of_another_method(self, folder, flags):
         run(glue, **flags, max_steps=1, output_dir=folder, method="linear",
@@ -274,10 +274,10 @@ class TestResuming:
         assert f"Resuming from {folder / 'checkpoint-12'}" in capsys.readouterr().out
 
     def test_weights_that_are_gone_are_made_again(self, folder, flags):
-        before = (folder / "adapter" / "adapter_model.safetensors").read_bytes()
+        weights = (folder / "adapter" / "adapter_model.safetensors").read_bytes()
         shutil.rmtree(folder / "adapter")
         run(glue, **flags, max_steps=12, output_dir=folder)
-        assert (folder / "adapter" / "adapter_model.safetensors").read_bytes() == before
+        assert (folder / "adapter" / "adapter_model.safetensors").read_bytes() == weights
 
     def test_a_best_checkpoint_that_is_gone(self, flags, tmp_path):
         """With a rate of almost 0, the first epoch is the best."""
@@ -390,3 +390,20 @@ def test_no_token_lies_beside_the_adapter(flags, tmp_path):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "expected"),
+    [
+        ("glue.py", {}, "python recipes/glue.py"),
+        ("glue.py", {"ACCELERATE_MIXED_PRECISION": "no"}, "accelerate launch recipes/glue.py"),
+        ("studies/paper_tasks.py", {}, "python recipes/studies/paper_tasks.py"),
+    ],
+)
+def test_the_command_tells_how_it_was_launched_and_no_secrets(
+    script, environment, expected, monkeypatch
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    words = [f"/home/ann/recipes/{script}", "--data_dir=/home/ann/data", "--hub_token", "hf_x"]
+    assert command_line(words, "hf_x") == f"{expected} --data_dir=data --hub_token TOKEN"

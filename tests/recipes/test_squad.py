@@ -92,8 +92,8 @@ class TestWindows:
     )
     def test_the_answer_is_marked_where_it_is_whole(self, tokenizer, answer):
         """Blanks around it are in no token."""
-        after = answer[-1].replace("s", " ")
-        context = "oslo " * 150 + "ada lived in paris" + after + "oslo " * 150
+        blank = answer[-1].replace("s", " ")
+        context = "oslo " * 150 + "ada lived in paris" + blank + "oslo " * 150
         windows = windows_of(tokenizer)
         row = question("q", context, answer)
         rows = training_windows(Dataset.from_list([row]), windows)
@@ -111,8 +111,9 @@ class TestWindows:
     def test_windows_share_as_many_tokens_as_asked_for(self, tokenizer):
         """Also more than half of what a window holds beside the question."""
         windows = windows_of(tokenizer, stride=60).split("where", long_context(300))
-        for before, after in itertools.pairwise(windows):
-            assert [*filter(None, before.spans)][-60:] == [*filter(None, after.spans)][:60]
+        for window, following in itertools.pairwise(windows):
+            spans = [*filter(None, window.spans)]
+            assert spans[-60:] == [*filter(None, following.spans)][:60]
 
     def test_no_answer_is_marked_at_the_first_token(self, tokenizer):
         data = Dataset.from_list([question("q", "ada", "ada"), question("r", "ada")])

@@ -229,12 +229,12 @@ def test_other_positions_are_another_text(tmp_path):
     StateCache(cached, tmp_path)
     ids, mask = torch.arange(5, 11)[None], torch.ones(1, 6, dtype=torch.long)
     padding = torch.zeros(1, 3, dtype=torch.long)
-    left = {
+    on_the_left = {
         "input_ids": torch.cat([padding, ids], 1),
         "attention_mask": torch.cat([padding, mask], 1),
     }
     given = {"input_ids": ids, "position_ids": torch.arange(6)[None] + 3}
-    for inputs in ({"input_ids": ids, "attention_mask": mask}, left, given):
+    for inputs in ({"input_ids": ids, "attention_mask": mask}, on_the_left, given):
         expected = model(**inputs).last_hidden_state
         torch.testing.assert_close(cached(**inputs).last_hidden_state, expected)
 

@@ -60,10 +60,10 @@ def test_nothing_is_forgotten_and_the_model_grows_by_what_a_task_trains(output):
 
 def test_the_same_command_goes_on(output, flags, capsys):
     (output / "grade" / "results.json").unlink()
-    before = (output / "stream.json").read_text()
+    table = (output / "stream.json").read_text()
     run(stream, **flags, output_dir=output)
     assert capsys.readouterr().out.count("nothing is trained") == 3
-    assert (output / "stream.json").read_text() == before
+    assert (output / "stream.json").read_text() == table
 
 
 def test_saved_adapters_are_scored_again(output, flags, tmp_path):

@@ -145,9 +145,9 @@ class TestPoolers:
             encoder, tmp_path, tmp_path / "run", train_pooler="true", learning_rate=1e-2
         )
         adapter = tmp_path / "run" / "adapter"
-        before = load_file(encoder / "model.safetensors")["pooler.dense.weight"]
-        after = load_file(adapter / "adapter_model.safetensors")
-        assert not torch.equal(after["base_model.model.bert.pooler.dense.weight"], before)
+        pooler = load_file(encoder / "model.safetensors")["pooler.dense.weight"]
+        trained = load_file(adapter / "adapter_model.safetensors")
+        assert not torch.equal(trained["base_model.model.bert.pooler.dense.weight"], pooler)
         predicted = logits_of(encoder, adapter, 2, SENTENCES).argmax(-1)
         assert results["test"]["accuracy"] == pytest.approx((predicted == [0, 1] * 30).mean())
 
@@ -194,12 +194,12 @@ class TestFromAFileToPredictions:
         assert evaluation["scores"] == pytest.approx(
             results_of(run_folder)["best_scores"], rel=1e-4
         )
-        new = write(tmp_path / "new.csv", message=[*TEXTS.values()], category=["Login"] * 3)
-        evaluation = evaluate(tmp_path, data=new, evaluate=run_folder / "adapter")
+        data = write(tmp_path / "new.csv", message=[*TEXTS.values()], category=["Login"] * 3)
+        evaluation = evaluate(tmp_path, data=data, evaluate=run_folder / "adapter")
         assert evaluation["scores"]["accuracy"] == pytest.approx(1 / 3)
-        write(new, message=["a"], category=["Other"])
+        write(data, message=["a"], category=["Other"])
         with pytest.raises(RecipeError, match="row 2 has 'Other'"):
-            evaluate(tmp_path, data=new, evaluate=run_folder)
+            evaluate(tmp_path, data=data, evaluate=run_folder)
 
     def test_data_that_were_trained_on_as_a_whole_are_named(
         self, encoder, tickets, tmp_path, capsys
@@ -253,9 +253,9 @@ class TestFromAFileToPredictions:
         evaluation = evaluate(tmp_path / "evaluation", data=data, evaluate=out)
         assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
         columns["subject"] = columns.pop("title")
-        others = write(tmp_path / "others.csv", **columns)
+        data = write(tmp_path / "others.csv", **columns)
         with pytest.raises(AdapterError, match="'title' and 'body'"):
-            evaluate(tmp_path / "evaluation", data=others, evaluate=out)
+            evaluate(tmp_path / "evaluation", data=data, evaluate=out)
 
 
 class TestFlags:
@@ -343,9 +343,9 @@ def test_the_papers_tasks(flags, encoder, tmp_path):
     run(paper_tasks, **command, **flags, task="sms_spam")
     results = results_of(tmp_path / "run")
     table = accuracies(arrange(collect(tmp_path / "run"), ()))
-    (own,) = {*table} - {*PAPER_COLUMNS, "data"}
+    (ours,) = {*table} - {*PAPER_COLUMNS, "data"}
     accuracy = f"{100 * results['test']['accuracy']:.2f}"
-    assert table[own]["sms spam"] == table[own]["mean of 1"] == accuracy
+    assert table[ours]["sms spam"] == table[ours]["mean of 1"] == accuracy
     assert table["data"]["sms spam"] == "180 rows, 2 classes; paper: 5,573, 2"
     if "head" in flags:
         weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")

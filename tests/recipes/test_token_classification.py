@@ -210,6 +210,12 @@ class TestScores:
         assert entity_scores(expected, predicted) == pytest.approx(scores)
         assert entity_scores([["O"]], [["O"]]) == {"f1": 0, "precision": 0, "recall": 0}
 
+    def test_no_entity_is_expected_or_predicted(self):
+        """As in a split whose tags are withheld."""
+        task = TaggingTask(name="t", labels=("B-X", "O"))
+        classes = task.describe(np.array([[[0.0, 1.0]] * 3]), np.array([[1, 1, IGNORED]]))
+        assert (classes.by_class(), classes.confusion()) == ({}, None)
+
     def test_scores_leave_out_what_is_no_word(self):
         outputs = np.full((1, 4, 2), -1.0)
         outputs[0, [1, 2], [0, 1]] = 1

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import pytest
 
 import houlsby_peft
+from answers import near
 from hub_models import WORDS
 
 
@@ -36,13 +37,6 @@ def service(folder):
     service = ServiceInThread(folder, hosts=["127.0.0.1"], **limits)
     yield service
     service.stop()
-
-
-def near(results):
-    """Results of text classification, each one label or several, as values that nearly compare."""
-    if isinstance(results, dict):
-        return {**results, "score": pytest.approx(results["score"], rel=1e-4)}
-    return [near(result) for result in results]
 
 
 def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
