@@ -131,27 +131,30 @@ def test_wrong_labels_of_texts_with_several_are_found(tmp_path):
 def test_wrong_tags_are_found(tmp_path):
     """Words of tickets are tagged by whether they are nouns, which German writes with capitals."""
     sentences = [text.replace(",", "").split() for text, _ in make_tickets(200)]
-    tags = [["NOUN" if word[0].isupper() else "X" for word in words] for words in sentences]
-    places = [(row, number) for row, words in enumerate(sentences) for number in range(len(words))]
-    planted = {places[item] for item in plant(len(places))}
-    lines, line_of_sentence = [], {}
+    tags = {}
     for row, words in enumerate(sentences):
-        line_of_sentence[len(lines) + 1] = row
         for number, word in enumerate(words):
-            if (row, number) in planted:
-                tags[row][number] = "X" if tags[row][number] == "NOUN" else "NOUN"
-            lines.append(f"{word} {tags[row][number]}")
+            tags[row, number] = "NOUN" if word[0].isupper() else "X"
+    places = [*tags]
+    planted = {places[item] for item in plant(len(places))}
+    for place in planted:
+        tags[place] = "X" if tags[place] == "NOUN" else "NOUN"
+    lines, row_of_line = [], {}
+    for row, words in enumerate(sentences):
+        row_of_line[len(lines) + 1] = row
+        for number, word in enumerate(words):
+            lines.append(f"{word} {tags[row, number]}")
         lines.append("")
     data = tmp_path / "tickets.conll"
     data.write_text("\n".join(lines))
     check_labels(token_classification, data, tmp_path)
     issues = pd.read_csv(tmp_path / "label_issues.csv", keep_default_na=False)
     listed = []
-    for line, position in zip(issues["row"], issues["position"], strict=True):
-        listed.append((line_of_sentence[line], position - 1))
+    for issue in issues.itertuples():
+        row, number = row_of_line[issue.row], issue.position - 1
+        assert (issue.word, issue.label) == (sentences[row][number], tags[row, number])
+        listed.append((row, number))
     check_found(issues, planted, listed)
-    assert issues["word"].tolist() == [sentences[row][number] for row, number in listed]
-    assert issues["label"].tolist() == [tags[row][number] for row, number in listed]
     assert (issues["suggestion"] != issues["label"]).all()
 
 
