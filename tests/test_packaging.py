@@ -19,19 +19,6 @@ import houlsby_peft
 
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = (
-    "recipes",
-    "trackers",
-    "deepspeed",
-    "demo",
-    "export",
-    "serve",
-    "ray",
-    "integrations",
-    "test",
-    "dev",
-    "docs",
-)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +34,8 @@ def distributions(tmp_path_factory):
     behind.
     """
     source = tmp_path_factory.mktemp("source") / "checkout"
-    shutil.copytree(
-        ROOT,
-        source,
-        ignore=shutil.ignore_patterns(".*", "build", "dist", "outputs", "runs", "*.egg-info"),
-    )
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "outputs", "runs", "*.egg-info")
+    shutil.copytree(ROOT, source, ignore=left_out)
     out = source / "dist"
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     built = subprocess.run(command, capture_output=True, text=True)
@@ -65,48 +49,43 @@ def package_files():
 
     The studies are for a clone, and are not installed.
     """
-    files = [
-        *(ROOT / "houlsby_peft").rglob("*.py"),
-        ROOT / "houlsby_peft/py.typed",
-        ROOT / "houlsby_peft/service/page.html",
-        ROOT / "houlsby_peft_cli.py",
-        ROOT / "houlsby_peft_serve.py",
-    ]
+    folder = ROOT / "houlsby_peft"
+    files = [*folder.rglob("*.py"), folder / "py.typed", folder / "service" / "page.html"]
+    files += [ROOT / "houlsby_peft_cli.py", ROOT / "houlsby_peft_serve.py"]
     inside = [*(ROOT / "hub_cards").glob("*.py"), *(ROOT / "hub_cards").glob("*.jinja")]
-    inside += [
-        path
-        for path in (ROOT / "recipes").rglob("*")
-        if path.is_file() and not {"__pycache__", "studies"} & {*path.relative_to(ROOT).parts}
-    ]
-    installed = {
-        path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix() for path in files
-    }
-    names = [path.relative_to(ROOT).as_posix() for path in inside]
-    return installed | {name: f"houlsby_peft/{name}" for name in names}
+    for path in (ROOT / "recipes").rglob("*"):
+        if path.is_file() and not {"__pycache__", "studies"} & {*path.relative_to(ROOT).parts}:
+            inside.append(path)
+    installed = {}
+    for paths, place in ((files, ""), (inside, "houlsby_peft/")):
+        for path in paths:
+            name = path.relative_to(ROOT).as_posix()
+            installed[name] = f"{place}{name}"
+    return installed
 
 
-def requirements(text):
-    return [Requirement(line) for line in text.splitlines() if line.strip()]
+def required(*texts):
+    """The requirements in texts of setup.cfg, by the names of their distributions."""
+    lines = "\n".join(texts).split("\n")
+    requirements = map(Requirement, filter(str.strip, lines))
+    return {requirement.name: requirement for requirement in requirements}
 
 
 def test_wheel_holds_the_package_and_nothing_else(distributions):
     wheel = zipfile.ZipFile(distributions[0])
     names = set(wheel.namelist())
     dist_info = f"houlsby_peft-{houlsby_peft.__version__}.dist-info/"
-    assert {name for name in names if not name.startswith(dist_info)} == set(
-        package_files().values()
-    )
+    assert f"{dist_info}licenses/LICENSE" in names
+    names = {name for name in names if not name.startswith(dist_info)}
+    assert names == {*package_files().values()}
     for source, installed in package_files().items():
         assert wheel.read(installed) == (ROOT / source).read_bytes()
-    assert f"{dist_info}licenses/LICENSE" in names
 
 
 def test_sdist_holds_the_sources_and_no_tests(distributions):
     with tarfile.open(distributions[1]) as archive:
-        names = {
-            member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()
-        }
-    names = {name for name in names if not name.startswith("houlsby_peft.egg-info/")}
+        members = [member.name.partition("/")[2] for member in archive if member.isfile()]
+    names = {name for name in members if not name.startswith("houlsby_peft.egg-info/")}
     project = {"LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
     assert names == set(package_files()) | project
 
@@ -115,73 +94,48 @@ def imported_distributions(folder):
     """Names of the distributions that the scripts in a folder import, less Python's own and the
     folder's.
     """
-    paths = list((ROOT / folder).rglob("*.py"))
-    modules = set()
-    for node in (node for path in paths for node in ast.walk(ast.parse(path.read_text()))):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            modules.add(node.module.partition(".")[0])
-    modules -= (
-        sys.stdlib_module_names
-        | {path.stem for path in paths}
-        | {path.parent.name for path in paths}
-    )
-    return {
-        {"sklearn": "scikit-learn", "yaml": "pyyaml"}.get(module, module).replace("_", "-")
-        for module in modules
-    }
+    modules, own_modules = set(), set(sys.stdlib_module_names)
+    for path in (ROOT / folder).rglob("*.py"):
+        own_modules |= {path.stem, path.parent.name}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules.add(node.module.partition(".")[0])
+    names = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+    return {names.get(module, module).replace("_", "-") for module in modules - own_modules}
 
 
 def test_dependencies_are_what_the_library_imports(setup_cfg):
-    declared = {
-        requirement.name for requirement in requirements(setup_cfg["options"]["install_requires"])
-    }
     extras = setup_cfg["options.extras_require"]
-    optional = {
-        item.name
-        for extra in ("deepspeed", "export", "serve", "ray", "tables")
-        for item in requirements(extras[extra])
-    }
+    of_extras = [extras[extra] for extra in ("deepspeed", "export", "serve", "ray", "tables")]
     # PyTorch brings Triton where there is a GPU.
-    optional |= {"houlsby-peft-cli", "houlsby-peft-serve", "triton"}
+    optional = {*required(*of_extras), "houlsby-peft-cli", "houlsby-peft-serve", "triton"}
+    declared = {*required(setup_cfg["options"]["install_requires"])}
     assert declared == imported_distributions("houlsby_peft") - optional
 
 
 def test_extras_declare_what_the_recipes_import(setup_cfg):
     extras = setup_cfg["options.extras_require"]
-    texts = (
-        setup_cfg["options"]["install_requires"],
-        extras["recipes"],
-        extras["deepspeed"],
-        extras["demo"],
-        "houlsby-peft",
-    )
-    assert imported_distributions("recipes") <= {
-        item.name for text in texts for item in requirements(text)
-    }
+    of_extras = [extras[extra] for extra in ("recipes", "deepspeed", "demo")]
+    declared = required(setup_cfg["options"]["install_requires"], *of_extras, "houlsby-peft")
+    assert imported_distributions("recipes") <= declared.keys()
 
 
 @pytest.mark.parametrize(
     "lock", sorted((ROOT / "constraints").glob("python*.txt")), ids=lambda path: path.stem
 )
 def test_locked_versions_satisfy_the_requirements(setup_cfg, lock):
-    locked = {
-        name.replace("_", "-"): version
-        for name, version in re.findall(r"(.+)==(.+)", lock.read_text())
-    }
-    direct = [
-        setup_cfg["options"]["install_requires"],
-        *(setup_cfg["options.extras_require"][key] for key in EXTRAS),
-    ]
-    # Triton is not locked: PyTorch for CUDA needs one version of it.
-    outside = [
-        str(item)
-        for text in direct
-        for item in requirements(text)
-        if item.name != "triton" and locked[item.name] not in item.specifier
-    ]
-    assert outside == [], f"{lock.name} is older than setup.cfg: run `make lock` with that Python"
+    """Those of all extras but quantized. PyTorch for CUDA needs one version of Triton."""
+    locked = {}
+    for name, version in re.findall(r"(.+)==(.+)", lock.read_text()):
+        locked[name.replace("_", "-")] = version
+    extras = setup_cfg["options.extras_require"]
+    texts = [extras[extra] for extra in extras if extra != "quantized"]
+    for text in (setup_cfg["options"]["install_requires"], *texts):
+        for name, requirement in required(text).items():
+            remedy = f"{lock.name} is older than setup.cfg: run `make lock` with that Python"
+            assert name == "triton" or locked[name] in requirement.specifier, remedy
 
 
 def test_every_supported_python_has_a_lock(setup_cfg):
@@ -191,35 +145,30 @@ def test_every_supported_python_has_a_lock(setup_cfg):
 
 
 def test_lock_leaves_out_the_project_itself_cuda_and_build_tags():
-    installed = [
+    installed = []
+    for name, version, info in (
         ("torch", "2.13.0+cpu", {}),
         ("Jinja2", "3.1.6", {}),
         ("nvidia-nvtx", "13.0.85", {}),
         ("triton", "3.7", {}),
-    ]
-    installed.append(("houlsby-peft", "0.1.0", {"dir_info": {}}))
-    install = [
-        {"metadata": {"name": n, "version": v}, "download_info": info} for n, v, info in installed
-    ]
-    script = [sys.executable, str(ROOT / "constraints/lock.py")]
-    run = subprocess.run(
-        script, input=json.dumps({"install": install}), capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "jinja2==3.1.6\ntorch==2.13.0\n"
+        ("houlsby-peft", "0.1.0", {"dir_info": {}}),
+    ):
+        metadata_of_item = {"name": name, "version": version}
+        installed.append({"metadata": metadata_of_item, "download_info": info})
+    command = [sys.executable, str(ROOT / "constraints/lock.py")]
+    report = json.dumps({"install": installed})
+    done = subprocess.run(command, input=report, capture_output=True, text=True, check=True)
+    assert done.stdout == "jinja2==3.1.6\ntorch==2.13.0\n"
 
 
 def test_version_is_read_from_the_metadata(setup_cfg):
-    assert (
-        houlsby_peft.__version__
-        == metadata.version("houlsby-peft")
-        == setup_cfg["metadata"]["version"]
-    )
+    version = metadata.version("houlsby-peft")
+    assert houlsby_peft.__version__ == version == setup_cfg["metadata"]["version"]
 
 
 def test_templates_are_found_in_this_environment_too():
     templates = sorted((ROOT / "hub_cards").glob("*.jinja"))
     assert templates
     for path in templates:
-        assert (
-            resources.files("houlsby_peft.hub_cards") / path.name
-        ).read_text() == path.read_text()
+        installed = resources.files("houlsby_peft.hub_cards") / path.name
+        assert installed.read_text() == path.read_text()

@@ -189,7 +189,7 @@ def write(files, folder):
     return folder
 
 
-def refuse(files, word, base, tmp_path, **options):
+def assert_refused(files, word, base, tmp_path, **options):
     source = write(files, tmp_path / "source")
     start = time.process_time()
     with pytest.raises(houlsby_peft.AdapterError, match=word) as error:
@@ -204,7 +204,7 @@ def refuse(files, word, base, tmp_path, **options):
 def test_each_is_refused_with_a_clear_error(case, good, base, tmp_path):
     change, word = CASES[case]
     # A base model of one's own choice takes the place of the recorded one.
-    refuse(change(good), word, None if case == "base is a path" else base, tmp_path)
+    assert_refused(change(good), word, None if case == "base is a path" else base, tmp_path)
 
 
 @pytest.mark.parametrize("allow_pickle", [False, True])
@@ -237,9 +237,9 @@ def test_pickled_files_are_read_only_if_allowed_and_never_run_code(
     monkeypatch.chdir(tmp_path)
     change, word = PICKLED[case]
     (tmp_path / "allowed").mkdir()
-    refuse(change(good), word, base, tmp_path / "allowed", allow_pickle=True)
+    assert_refused(change(good), word, base, tmp_path / "allowed", allow_pickle=True)
     (tmp_path / "not allowed").mkdir()
-    refuse(change(good), "a pickled file", base, tmp_path / "not allowed")
+    assert_refused(change(good), "a pickled file", base, tmp_path / "not allowed")
     assert not Path("trap-was-sprung").exists()
 
 

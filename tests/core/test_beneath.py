@@ -11,8 +11,10 @@ import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
+from answers import near
 from houlsby_peft import AdapterError, HoulsbyConfig, HubError, StateCache, TaskBank, load
 from hub_models import WORDS, make_adapter, make_base
+from model_states import assert_same_tensors, state_of
 from tiny_models import perturb, perturb_adapter, tiny_bert
 
 
@@ -70,8 +72,8 @@ def test_a_ladder_reads_the_states_of_the_adapter_and_is_added_at_its_end(common
         own_pooler.state_dict(), adapted.bert.pooler.head("default").state_dict()
     )
     perturb_adapter(model, "default", 3)
-    found = new(**BATCH, output_hidden_states=True).hidden_states
-    for state, expected in zip(found[:-1], states[:-1], strict=True):
+    computed = new(**BATCH, output_hidden_states=True).hidden_states
+    for state, expected in zip(computed[:-1], states[:-1], strict=True):
         assert torch.equal(state, expected)
     ladder = new.encoder.layer[-1].output.dropout.houlsby_ladder["default"]
     readings = type("Readings", (), {})()
@@ -80,13 +82,12 @@ def test_a_ladder_reads_the_states_of_the_adapter_and_is_added_at_its_end(common
         for index, state in enumerate(states[:-1])
     }
     readings.mask = None
-    torch.testing.assert_close(found[-1], own_norm(sums[0] + ladder(readings)))
+    torch.testing.assert_close(computed[-1], own_norm(sums[0] + ladder(readings)))
 
 
 def test_only_the_ladder_and_its_heads_train_and_nothing_else_is_saved(common, tmp_path):
     model = get_peft_model(tiny_bert(), ladder_on(common[0]))
     perturb(model)
-    before = {key: weight.clone() for key, weight in model.state_dict().items()}
     model.train()
     model(**BATCH, labels=torch.tensor([0, 1, 2])).loss.backward()
     parts = ("houlsby_ladder.default", "houlsby_norm.default", "modules_to_save.default")
@@ -103,11 +104,7 @@ def test_only_the_ladder_and_its_heads_train_and_nothing_else_is_saved(common, t
     fields = json.loads(file_of(tmp_path / "ladder").read_text())
     assert fields["beneath"] == common[0]
     assert len(fields["recorded"]["beneath"]["sha256"]) == 64
-    base = {key: weight.clone() for key, weight in tiny_bert().state_dict().items()}
-    unloaded = model.unload().state_dict()
-    assert all(torch.equal(unloaded[key], weight) for key, weight in base.items())
-    assert base.keys() == unloaded.keys()
-    assert before
+    assert_same_tensors(model.unload().state_dict(), tiny_bert().state_dict())
 
 
 @torch.no_grad()
@@ -164,8 +161,8 @@ def test_many_tasks_of_a_text_give_what_each_gives_alone(common, names):
                 expected.append(model(**row).logits)
             rows.append(text)
             flat.append(name)
-    found = model(**BATCH, adapter_names=names).logits
-    torch.testing.assert_close(found, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    nested = model(**BATCH, adapter_names=names).logits
+    torch.testing.assert_close(nested, torch.cat(expected), atol=1e-5, rtol=1e-5)
     repeated = {key: value[rows] for key, value in BATCH.items()}
     mixed = model(**repeated, adapter_names=flat).logits
     torch.testing.assert_close(mixed, torch.cat(expected), atol=1e-5, rtol=1e-5)
@@ -216,15 +213,11 @@ def test_one_copy_serves_all_ladders_and_goes_with_the_last(common):
 
 def test_a_failed_ladder_leaves_nothing_of_the_adapter(common, monkeypatch):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
-    before = {key: weight.clone() for key, weight in model.state_dict().items()}
-    modules = [name for name, _ in model.named_modules()]
+    untouched = state_of(model)
     monkeypatch.setattr("houlsby_peft.model.start_heads", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         model.add_adapter("ladder", ladder_on(common[0]))
-    assert modules == [name for name, _ in model.named_modules()]
-    after = model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert state_of(model) == untouched
 
 
 def test_what_cannot_lie_beneath_is_refused(common, tmp_path):
@@ -295,9 +288,7 @@ def test_a_bank_loads_it_once_and_runs_each_group_in_one_pass(tmp_path):
     passes = []
     layer = model.base_model.model.bert.encoder.layer[0]
     layer.register_forward_hook(lambda _, args, __: passes.append(len(args[0])))
-    for name, result in bank.ask(WORDS[0]).items():
-        assert result["label"] == expected[name]["label"]
-        assert result["score"] == pytest.approx(expected[name]["score"], rel=1e-4)
+    assert bank.ask(WORDS[0]) == near(expected)
     assert passes == [1, 1, 1]
     bottlenecks = layer.attention.output.dropout.houlsby_adapter
     assert sum(name.startswith("beneath_") for name in bottlenecks) == 1

@@ -404,17 +404,17 @@ class TestInitialized:
     )
     def test_another_adapter_is_refused_and_nothing_changes(self, saved, options, word, tmp_path):
         adapted(**saved).save_pretrained(tmp_path)
-        self.refuse(tmp_path / "one", word, **options)
+        self.assert_refused(tmp_path / "one", word, **options)
 
     def test_another_base_is_refused(self, tmp_path):
         get_peft_model(tiny_bert(seed=1), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
-        self.refuse(tmp_path, "same base model")
+        self.assert_refused(tmp_path, "same base model")
 
     def test_another_method_is_refused(self, tmp_path):
         get_peft_model(tiny_bert(), LoraConfig(target_modules=["query"])).save_pretrained(tmp_path)
-        self.refuse(tmp_path, "HOULSBY")
+        self.assert_refused(tmp_path, "HOULSBY")
 
-    def refuse(self, folder, word, **options):
+    def assert_refused(self, folder, word, **options):
         model = adapted(**options)
         untouched = state_of(model)
         with pytest.raises((AdapterError, ValueError), match=word):

@@ -12,6 +12,7 @@ import shutil
 import struct
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -374,17 +375,14 @@ def test_200_damaged_folders_load_or_are_refused_quickly_and_leave_nothing(good,
             folder.mkdir()
             for name, content in changed.items():
                 (folder / name).write_bytes(content)
+            print(number, change)  # shown if it fails
             start = time.process_time()
-            try:
+            with suppress(AdapterError):
                 predictor = houlsby_peft.load(folder, beside=running)
                 model.delete_adapter(predictor.name)
                 loaded += 1
-            except AdapterError:
-                pass
-            except BaseException as error:
-                pytest.fail(f"{number} {change}: {type(error).__name__}: {error}")
-            assert time.process_time() - start < 5, f"{number} {change}"
-            assert list(model.peft_config) == ["default"], f"{number} {change}"
+            assert time.process_time() - start < 5
+            assert list(model.peft_config) == ["default"]
     assert 20 < loaded < 180
     assert running.predict(WORDS) == expected
     assert state_of(model) == untouched

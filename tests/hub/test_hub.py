@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import houlsby_peft
+from answers import near
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, TaskSource, plan_push
 from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
 from snippets import run_snippets
@@ -184,9 +185,8 @@ def push_ladder(common, ladder):
     push(common, "user/common", private=True)
     push(ladder, "user/ladder", beneath="user/common")
     # Others may change it: ladders keep the commit that they were trained on.
-    HfApi().upload_file(
-        path_or_fileobj=b"{}", path_in_repo="adapter_config.json", repo_id="user/common"
-    )
+    changed = {"path_or_fileobj": b"{}", "path_in_repo": "adapter_config.json"}
+    HfApi().upload_file(**changed, repo_id="user/common")
     return refusal
 
 
@@ -271,20 +271,17 @@ def test_a_ladder_names_the_commit_of_the_adapter_beneath_it(hub, pushed, home, 
     fields = json.loads(files["adapter_config.json"])
     assert fields["beneath"] == "user/common"
     commit = fields["recorded"]["beneath"]["commit"]
-    assert commit in [one.oid for one in hub.store.repos["user/common"].commits]
+    assert commit in [made.oid for made in hub.store.repos["user/common"].commits]
     assert f"user/common at commit {commit}" in files["README.md"].decode()
     shutil.rmtree(common)
-    found = hub.call(load_ladder, "hf_write", home=tmp_path / "home", token=None)
-    assert [one["label"] for one in found] == [one["label"] for one in expected]
-    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected])
+    answers = hub.call(load_ladder, "hf_write", home=tmp_path / "home", token=None)
+    assert answers == near(expected)
 
 
 def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):
     repo = hub.store.repos["user/messages"]
-    assert [commit.message for commit in repo.commits] == [
-        "initial commit",
-        "Upload Houlsby adapter",
-    ]
+    assert repo.head.message == "Upload Houlsby adapter"
+    assert len(repo.commits) == 2
     files = {".gitattributes", "README.md", "adapter_config.json", "adapter_model.safetensors"}
     assert repo.head.files.keys() == files | {"tokenizer.json", "tokenizer_config.json"}
     assert repo.private
@@ -316,10 +313,8 @@ def test_a_recipe_pushes_what_it_saved_in_place_of_the_trainer(hub, pushed):
     assert pushed["url_of_recipe"] == f"{hub.url}/user/by-recipe/commit/{by_recipe.head.oid}"
     assert not pushed["trainer_pushes"]
     assert by_recipe.private
-    assert (
-        by_recipe.head.files["adapter_model.safetensors"]
-        == by_hand.head.files["adapter_model.safetensors"]
-    )
+    weights = by_recipe.head.files["adapter_model.safetensors"]
+    assert weights == by_hand.head.files["adapter_model.safetensors"]
     saved = json.loads(by_recipe.head.files["adapter_config.json"])
     assert saved["revision"] == hub.store.repos[BASE].head.oid
     assert [*saved["recorded"]["id2label"].values()] == [*LABELS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,14 +11,22 @@ import pytest
 from demo import minimal_pairs
 from recipe_runs import save_tiny_encoder
 from run import model
+from tasks import scores
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_bfloat16() -> Iterator[None]:
-    """Lets --base_dtype auto be float32, as tests compare scores with those of a float32 model."""
+def plain_runs() -> Iterator[None]:
+    """Let --base_dtype auto be float32, as tests compare scores with those of a float32 model.
+
+    What takes most of the time of a short run is left out: samples for the intervals of scores, and
+    the search for garbage in what was imported, at the end of each training.
+    """
+    gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "_choose_dtype", lambda *_: "float32")
+        patch.setattr(scores, "_RESAMPLES", 10)
         yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

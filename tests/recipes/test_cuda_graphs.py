@@ -31,7 +31,8 @@ def test_steps_are_those_without_graphs(dtype):
         return loss.detach()
 
     step = GraphedStep(lambda inputs: run(model, inputs), model.parameters())
-    optimizers = [torch.optim.AdamW(each.parameters(), 1e-2) for each in (model, expected_model)]
+    models = (model, expected_model)
+    optimizers = [torch.optim.AdamW(trained.parameters(), 1e-2) for trained in models]
     generator = torch.Generator().manual_seed(0)
     for number in range(10):
         tokens = (5, 9)[number % 2]
@@ -86,20 +87,19 @@ def test_a_schedule_free_optimizer_trains_between_evaluations(
     monkeypatch.setattr("run.training_arguments.RecipeTrainingArguments._check_cuda_graphs", bool)
     monkeypatch.setattr("run.trainer.GraphedStep", lambda step, parameters: step)
     monkeypatch.setattr(torch.optim, "AdamW", ScheduleFree)
-    folders = ("--model_name", encoder, "--data_dir", glue_data, "--output_dir", tmp_path / "run")
-    flags = ("--task", "cola", "--num_train_epochs", "2", "--use_cpu", "--cuda_graphs", "true")
-    run(glue, *flags, *map(str, folders))
-    assert len(results_of(tmp_path / "run")["epochs"]) == 2
+    run(glue, task="cola", model_name=encoder, data_dir=glue_data, output_dir=tmp_path,
+        num_train_epochs=2, cuda_graphs=True)  # fmt: skip
+    assert len(results_of(tmp_path)["epochs"]) == 2
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "word"),
     [
         ({"gradient_accumulation_steps": 2}, "needs --gradient_accumulation_steps 1"),
         ({"adapter_drop": True}, "needs --adapter_drop False"),
         ({"use_cpu": True}, "an NVIDIA GPU"),
     ],
 )
-def test_what_a_graph_would_leave_out(tmp_path, flags, message):
-    with pytest.raises(RecipeError, match=message):
+def test_what_a_graph_would_leave_out(tmp_path, flags, word):
+    with pytest.raises(RecipeError, match=word):
         RecipeTrainingArguments(output_dir=str(tmp_path), cuda_graphs=True, **flags)

@@ -1,342 +1,266 @@
-"""Files, columns, labels and splits: what is detected, what is said, and what is refused."""
+"""Columns, labels, splits and texts: what is detected, what is noted, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import random
+import time
 
 import numpy as np
-import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoTokenizer
 
-from data import reading
 from data.balance import balanced_weights, describe_balance
-from data.data import commit_of, find_text_columns, rows_with_text, sample, tokenize
-from data.label_column import declared_classes, find_label_column, find_label_columns
-from data.labels import MULTI, REGRESSION, SINGLE, Labels, find_labels
-from data.reading import files_of, load_data, read_file
-from data.splits import report_repeated, with_validation, without_training_texts
+from data.data import rows_with_text, sample, tokenize
+from data.labels import MULTI, REGRESSION, SINGLE, Labels
+from data.splits import with_validation
 from houlsby_peft import AdapterError
-from recipe_runs import write
-from run.arguments import DataArguments, ReadOptions
+from recipe_runs import labels_of, load_texts, write
 from run.edge import RecipeError
-from run.run import WHERE
-from run.training_arguments import RecipeTrainingArguments
-from tasks.classification import ClassificationArguments, load_task
+from tasks.classification import ClassificationArguments
 
 
-def load(path, **options):
-    return load_task(
-        ClassificationArguments(data=str(path), **options), RecipeTrainingArguments(use_cpu=True)
-    )
+TEXTS = [f"Text number {number} about a parcel, or a bill." for number in range(20)]
 
 
-def labels_of(data, named=None, problem_type=None):
-    """What the labels of a data set are, and how they are written."""
-    column = find_label_column(data, find_label_columns(data, named))
-    declared = declared_classes(data, column.columns[0])
-    labels = [label for label in column.read(data, "train") if label is not None]
-    return find_labels(labels, column.columns, declared, problem_type), column
+def repeat(labels: list) -> list:
+    """Labels for all texts, in turn."""
+    return [labels[number % len(labels)] for number in range(len(TEXTS))]
 
 
-def encode(kind, column, data, name="train"):
-    return kind.encode(data, column.read(data, name), name)
+def write_labels(folder, labels, **columns):
+    """A file of JSON lines, in which labels have their types."""
+    lines = []
+    for text, label in zip(TEXTS, repeat(labels), strict=True):
+        lines.append(json.dumps({"text": text, "label": label, **columns}))
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    return folder / "a.jsonl"
 
 
-class TestFiles:
-    @pytest.mark.parametrize(
-        ("name", "encoding", "separator", "end"),
-        [
-            ("a.CSV", "cp1252", ";", "\r\n"),
-            ("a.tsv", "utf-8", "\t", "\n"),
-        ],
-    )
-    def test_separators_and_encodings(self, tmp_path, name, encoding, separator, end, capsys):
-        texts = ["Größe; one, two | three", "plain", 'two\nlines, "quoted"', "z"]
-        frame = pd.DataFrame({"id": range(4), "Text": texts, "Label": ["x", "", "y", "x"]})
-        path = tmp_path / name
-        frame.to_csv(path, index=False, encoding=encoding, sep=separator, lineterminator=end)
-        found = read_file(path)
-        assert found["Text"][:] == texts
-        assert found["Label"][:] == ["x", "", "y", "x"]
-        assert found[WHERE][:] == ["row 2", "row 3", "row 4", "row 5"]
-        assert f"4 rows, separator {separator!r}, encoding" in capsys.readouterr().out
-
-    @pytest.mark.parametrize(("encoding", "text"), [("shift_jis", "請求書"), ("cp1251", "счёт")])
-    @pytest.mark.parametrize("name", ["a.csv", "a.txt"])
-    def test_an_encoding_that_is_named(self, tmp_path, encoding, text, name):
-        (tmp_path / name).write_bytes(f"text\n{text}\n".encode(encoding))
-        assert read_file(tmp_path / name, ReadOptions(encoding))["text"][-1] == text
-
-    def test_a_conll_file(self, tmp_path):
-        content = "# id = 3 domain=en\nAda _ B-PER\n# a=b O\n\n# _ O\n1 _ O\n"
-        (tmp_path / "a.conll").write_text(content)
-        rows = read_file(tmp_path / "a.conll")
-        assert rows["tokens"][:] == [["Ada", "#"], ["#", "1"]]
-        assert rows["tags"][:] == [["B-PER", "O"], ["O", "O"]]
-
-    @pytest.mark.parametrize(
-        ("name", "content", "message"),
-        [
-            ("a.csv", 'text,label\na,1\n"b,2\nc,1\n', "EOF inside string"),
-            ("a.csv", "text,label\n", "no rows"),
-            ("a.json", "1", "must be a JSON object, got 1"),
-            ("a.conll", "Ada B-PER\nvisits\n", "line 2 must have 2 columns, .*, got 'visits'"),
-            ("a.xlsx", "PK", "no rows"),
-            ("a.docx", "PK", r"must end in one of \.parquet"),
-        ],
-    )
-    def test_broken_files(self, tmp_path, name, content, message):
-        (tmp_path / name).write_text(content)
-        with pytest.raises((RecipeError, AdapterError), match=message):
-            read_file(tmp_path / name)
-
-    def test_a_folder(self, tmp_path, capsys):
-        def load(folder):
-            return load_data(DataArguments(data=str(folder)), RecipeTrainingArguments(use_cpu=True))
-
-        write(tmp_path / "train.csv", text=["a"]).rename(tmp_path / "train.CSV")
-        write(tmp_path / "test.parquet", text=["b"])
-        assert {name: rows["text"][0] for name, rows in load(tmp_path).items()} == {
-            "train": "a",
-            "test": "b",
-        }
-        write(tmp_path / "dev.csv", text=["d"])
-        other = write(tmp_path / "other.csv", text=["c"])
-        capsys.readouterr()
-        assert load(tmp_path)["validation"]["text"][0] == "d"
-        assert f"note: not used in {tmp_path}: other.csv\n" in capsys.readouterr().out
-        assert files_of(DataArguments(data=str(other), validation_file=str(other))) == {
-            "train": [other],
-            "validation": [other],
-        }
-        write(tmp_path / "b" / "dev.csv", text=["c"])
-        with pytest.raises(RecipeError, match=r"has no split 'train': .*found dev\.csv"):
-            load(tmp_path / "b")
-
-    def test_data_on_the_hub_without_a_split_to_train_on(self, monkeypatch):
-        splits = {"dev": Dataset.from_dict({"text": ["a"]})}
-        monkeypatch.setattr(reading, "load_dataset", lambda name, config: splits)
-        arguments = DataArguments(data="user/data")
-        with pytest.raises(RecipeError, match="must have a split 'train', it has dev"):
-            load_data(arguments, RecipeTrainingArguments(use_cpu=True))
-
-    def test_the_commit_of_data_on_the_hub_is_known_of_what_is_left_of_them(
-        self, tmp_path, monkeypatch
-    ):
-        rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
-        assert commit_of(rows) is None
-        commit = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
-        folder = tmp_path / "user___data" / "default" / "0.0.0" / commit
-        rows.save_to_disk(folder)
-        splits = {"train": Dataset.load_from_disk(folder)}
-        monkeypatch.setattr(reading, "load_dataset", lambda name, config: splits)
-        splits = load_data(DataArguments(data="user/data"), RecipeTrainingArguments(use_cpu=True))
-        assert commit_of(splits["train"].select([1]).remove_columns("label")) == commit
-
-    def test_a_file_that_is_not_there_is_no_name_on_the_hub(self):
-        with pytest.raises(RecipeError, match=r"--data must be .*'none\.csv'"):
-            ClassificationArguments(data="none.csv")
-
-
-class TestNames:
-    def test_versions_are_different_tasks(self, tmp_path):
-        names = set()
-        for version in ("v1.5", "v1.6"):
-            (tmp_path / version).mkdir()
-            names.add(ClassificationArguments(data=str(tmp_path / version)).name)
-        assert names == {"v1.5", "v1.6"}
-        assert (
-            ClassificationArguments(data=str(write(tmp_path / "mails.csv", text=["a"]))).name
-            == "mails"
-        )
-        assert ClassificationArguments(data="user/v1.5", data_config="en").name == "v1.5_en"
+def test_versions_are_different_tasks(tmp_path):
+    names = set()
+    for version in ("v1.5", "v1.6"):
+        (tmp_path / version).mkdir()
+        names.add(ClassificationArguments(data=str(tmp_path / version)).name)
+    assert names == {"v1.5", "v1.6"}
+    mails = write(tmp_path / "mails.csv", text=["a"])
+    assert ClassificationArguments(data=str(mails)).name == "mails"
+    assert ClassificationArguments(data="user/v1.5", data_config="en").name == "v1.5_en"
 
 
 class TestColumns:
     @pytest.mark.parametrize(
-        ("columns", "text", "label"),
+        ("columns", "texts", "label"),
         [
-            (("ID", "Title", "Body", "Class"), ("Body",), ("Class",)),
-            (("Premise", "HYPOTHESIS", "Target"), ("Premise", "HYPOTHESIS"), ("Target",)),
-            (("Nummer", "Nachricht", "Abteilung"), ("Nachricht",), ("Abteilung",)),
-            (("Text", "Preis"), ("Text",), ("Preis",)),
-            (("Bewertung", "Text", "Themen"), ("Text",), ("Bewertung",)),
+            ("ID, Title, Body, Class", ("Body",), "Class"),
+            ("Premise, HYPOTHESIS, Target", ("Premise", "HYPOTHESIS"), "Target"),
+            ("Nummer, Nachricht, Abteilung", ("Nachricht",), "Abteilung"),
+            ("Text, Preis", ("Text",), "Preis"),
+            ("Bewertung, Text, Themen", ("Text",), "Bewertung"),
+            ("text_a, text_b, label", ("text_a", "text_b"), "label"),
+            ("question, answer, label", ("question", "answer"), "label"),
+            ("sentence_A, sentence_B, label", ("sentence_A", "sentence_B"), "label"),
+            ("Title, Review Text, label", ("Review Text",), "label"),
+            ("Subject, id, label", ("Subject",), "label"),
+            # Without usual names, the longest text and the only column with few values.
+            ("key, wen, lei", ("wen",), "lei"),
         ],
     )
-    def test_usual_names_without_regard_to_case(self, columns, text, label):
-        data = Dataset.from_dict({name: ["a", "b"] for name in columns})
-        assert find_text_columns(data, None) == text
-        assert find_label_columns(data, None, text) == label
+    def test_what_they_are_called(self, columns, texts, label, tmp_path):
+        values = {}
+        for name in columns.split(", "):
+            values[name] = range(20) if name.lower() in ("id", "nummer", "key") else TEXTS
+        values[label] = ["x", "y"] * 10
+        values["Title"] = [f"A title of {number}" for number in range(20)]
+        table = {name: values[name] for name in columns.split(", ")}
+        task = load_texts(write(tmp_path / "a.csv", **table))
+        assert task.text_columns == texts
+        assert task.kind.columns == (label,)
 
-    def test_without_usual_names_the_longest_text_and_the_only_column_with_few_values(
-        self, tmp_path
-    ):
-        texts = [f"{number} words that are long enough" for number in range(8)]
-        assert load(
-            write(tmp_path / "a.csv", key=range(8), wen=texts, lei=["high", "low"] * 4)
-        ).kind.columns == ("lei",)
-        path = write(tmp_path / "b.csv", wen=["short"] * 8, lei=["high", "low"] * 4)
-        with pytest.raises(AdapterError, match="the file has wen, lei"):
-            load(path)
-        write(tmp_path / "b.csv", wen=texts, one=["x", "y"] * 4, two=["high", "low"] * 4)
-        with pytest.raises(
-            RecipeError, match=r"--label_columns; it may be one \(2 values\) or two"
-        ):
-            load(path)
+    def test_names_beside_numbers(self, tmp_path):
+        columns = {"label": [0, 1] * 10, "label_text": ["no", "yes"] * 10}
+        task = load_texts(write(tmp_path / "a.jsonl", text=TEXTS, **columns))
+        assert task.kind.names == ("no", "yes")
+
+    @pytest.mark.parametrize(
+        ("columns", "options", "word"),
+        [
+            ({"wen": ["short"] * 20, "lei": ["x", "y"] * 10}, {}, "wen, lei"),
+            ({"wen": TEXTS, "one": ["x", "y"] * 10, "two": [*"pq"] * 10}, {}, "one .* or two"),
+            ({"text": TEXTS, "label": ["x", "y"] * 10}, {"label_columns": ["text"]}, "both"),
+            ({"text": TEXTS, "label": ["x", "y"] * 10}, {"text_columns": ["text", "label"]},
+             "--label_columns"),
+            ({"text": TEXTS, "entities": [[[0, 4, "X"]]] * 20}, {}, "token_classification"),
+        ],
+    )  # fmt: skip
+    def test_what_is_asked_for(self, columns, options, word, tmp_path):
+        path = write(tmp_path / "a.jsonl", **columns)
+        with pytest.raises((AdapterError, RecipeError), match=word):
+            load_texts(path, **options)
 
     def test_a_split_that_lacks_a_column(self, tmp_path):
         write(tmp_path / "train.csv", text=["a", "b"] * 3, label=["x", "y"] * 3)
         write(tmp_path / "validation.csv", text=["c"])
-        with pytest.raises(RecipeError, match="validation lacks the columns label"):
-            load(tmp_path)
+        with pytest.raises(RecipeError, match="lacks the columns label"):
+            load_texts(tmp_path)
 
-    def test_a_label_is_no_text(self, tmp_path):
-        path = write(tmp_path / "a.csv", text=["a", "b"] * 3, label=["x", "y"] * 3)
-        with pytest.raises(
-            RecipeError, match=r"only text, label\. Name the label with --label_columns"
-        ):
-            load(path, text_columns=["text", "label"])
-        with pytest.raises(RecipeError, match="must differ, got 'text' in both"):
-            load(path, label_columns=["text"])
+    def test_many_columns(self, tmp_path):
+        """Looking for the labels takes no time that grows with the square of the columns."""
+        columns = {f"c{number}": ["z"] * 20 for number in range(1_000)}
+        path = write(tmp_path / "a.csv", text=TEXTS, **columns)
+        begin = time.perf_counter()
+        with pytest.raises(RecipeError, match="--label_columns"):
+            load_texts(path)
+        assert time.perf_counter() - begin < 60
 
 
 class TestLabels:
     @pytest.mark.parametrize(
-        ("values", "problem_type", "names"),
+        ("labels", "problem_type", "names"),
         [
             ([10, 9, 2], SINGLE, ("2", "9", "10")),
             ([1.0, 0.0], SINGLE, ("0", "1")),
-            (["0.5", "1"], REGRESSION, ("label",)),
             (["7", "007"], SINGLE, ("007", "7")),
             (["1.10", "1.1"], SINGLE, ("1.1", "1.10")),
+            (["1", "1.0", "2", "2"], SINGLE, ("1", "1.0", "2")),
+            (["1", "2", "n/a", "2"], SINGLE, ("1", "2")),
+            (["0.5", "1"], REGRESSION, ("label",)),
             (["1.10", "1.2"], REGRESSION, ("label",)),
+            (["1", "3,5"], REGRESSION, ("label",)),
+            (["3.5", "4", "n/a", "2.5", "5"], REGRESSION, ("label",)),
             ([[3], [1, 3], []], MULTI, ("1", "3")),
+            (["['billing', 'angry']", "['billing']"], MULTI, ("angry", "billing")),
+            (['["a"]', '["b", "a"]'], MULTI, ("a", "b")),
+            (['{"choices": ["a", "b"]}', "b", "a"], MULTI, ("a", "b")),
+            (["billing, angry", "billing", "angry"], MULTI, ("angry", "billing")),
+            (["a;b", "b", "a"], MULTI, ("a", "b")),
+            (["a|b", "b", "a|c", "c", "a"], MULTI, ("a", "b", "c")),
+            (["Health, Beauty", "Toys"], SINGLE, ("Health, Beauty", "Toys")),
+            # A part is a class by itself, but too few are to split the others.
+            (["a, b", "a", "other"], SINGLE, ("a", "a, b", "other")),
+            (["[1, 1, 0]", "[0, 0, 1]"], MULTI, ("class_0", "class_1", "class_2")),
         ],
-    )
-    def test_kinds(self, values, problem_type, names):
-        kind, _ = labels_of(Dataset.from_dict({"label": values}))
+    )  # fmt: skip
+    def test_kinds(self, labels, problem_type, names, tmp_path):
+        kind = load_texts(write_labels(tmp_path, labels)).kind
         assert kind == Labels(("label",), problem_type, names)
 
-    def test_a_column_for_each_class(self):
-        data = Dataset.from_dict({"a": [1, 0], "b": ["1", "0"], "text": ["x", "y"]})
-        labels, column = labels_of(data, ["a", "b"])
-        assert encode(labels, column, data)["label"][:] == [[1.0, 1.0], [0.0, 0.0]]
-        with pytest.raises(RecipeError, match="0 or 1 in each of them; row 1"):
-            column.read(Dataset.from_dict({"a": [1, 2], "b": [0, 1]}), "train")
+    def test_which_classes_a_list_of_0_and_1_has(self, tmp_path):
+        path = write_labels(tmp_path, [[1, 0], [1, 1], [0, 0]])
+        task = load_texts(path, class_names=["x", "y"])
+        assert sorted({*labels_of(task)}) == ["", "x", "x; y"]
+        in_order = dict(zip(TEXTS, repeat(["x", "x; y", ""]), strict=True))
+        assert labels_of(task) == [in_order[text] for text in sorted(TEXTS)]
 
-    def test_names_that_the_data_set_declares(self):
+    def test_a_column_for_each_class(self, tmp_path):
+        """Rows that were not judged have no label."""
+        texts = [f"{'abcd'[number % 4]} {text}" for number, text in enumerate(TEXTS)]
+        columns = {"toxic": repeat([1, 0, -1, 0]), "spam": repeat(["0", "1", "0", ""])}
+        path = write(tmp_path / "a.csv", text=texts, **columns)
+        task = load_texts(path, label_columns=["toxic", "spam"])
+        assert labels_of(task) == ["toxic"] * 5 + ["spam"] * 5
+
+    def test_spellings_are_merged_on_request(self, tmp_path):
+        path = write_labels(tmp_path, ["billing", "Billing ", "billing", "other"])
+        assert load_texts(path).kind.names == ("Billing", "billing", "other")
+        assert load_texts(path, merge_labels=True).kind.names == ("billing", "other")
+
+    def test_files_with_other_forms_of_a_number(self, tmp_path):
+        """A row with a class that no training example has is left out."""
+        write(tmp_path / "train.csv", text=TEXTS, label=["1", "2"] * 10)
+        write(tmp_path / "validation.csv", text=["a", "b", "c"], label=["1.0", "2.0", "3.0"])
+        assert load_texts(tmp_path).splits["validation"]["label"] == [0, 1]
+
+    def test_names_that_the_data_set_declares(self, tmp_path):
         """A class of which training has no example is known all the same."""
         names = ["neg", "neutral", "pos"]
-        data = Dataset.from_dict(
-            {"label": [0, 2]}, features=Features({"label": ClassLabel(names=names)})
-        )
-        labels, column = labels_of(data)
-        assert labels.names == tuple(names)
-        assert encode(labels, column, data)["label"][:] == [0, 2]
-        assert describe_balance(labels, [0, 2]) == "3 classes: neg 1 (50.0%), pos 1 (50.0%)"
-        lists = Dataset.from_dict(
-            {"label": [[0, 1]]}, features=Features({"label": List(ClassLabel(names=names))})
-        )
-        assert labels_of(lists)[0] == Labels(("label",), MULTI, tuple(names))
+        features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+        rows = {"text": TEXTS, "label": [0, 2] * 10}
+        Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+        task = load_texts(tmp_path / "a.parquet")
+        assert task.kind.names == tuple(names)
+        assert {*task.splits["train"]["label"]} == {0, 2}
+        balance = describe_balance(task.kind, [0, 2])
+        assert balance == "3 classes: neg 1 (50.0%), pos 1 (50.0%)"
+        features["label"] = List(ClassLabel(names=names))
+        lists = {"text": TEXTS, "label": [[0, 1]] * 20}
+        Dataset.from_dict(lists, features=features).to_parquet(tmp_path / "b.parquet")
+        assert load_texts(tmp_path / "b.parquet").kind == Labels(("label",), MULTI, tuple(names))
 
-    def test_whole_scores_are_a_regression_when_asked_for(self):
-        data = Dataset.from_dict({"stars": ["100", "500"]})
-        labels, column = labels_of(data, ["stars"], REGRESSION)
-        encoded = encode(labels, column, data)
-        assert encoded["label"][:] == [100.0, 500.0]
-        assert encoded.features["label"] == Value("float32")
-        assert "scores from 100 to 500, mean" in describe_balance(labels, encoded["label"])
-        with pytest.raises(
-            RecipeError, match="must be a finite number, with a decimal point; row 1 has '1,234'"
-        ):
-            # Perhaps 1234.
-            encode(labels, column, Dataset.from_dict({"stars": ["1,5", "1,234"]}), "validation")
-        kind, _ = labels_of(Dataset.from_dict({"stars": ["1", "3,5"]}))
-        assert kind.problem_type == REGRESSION
-
-    def test_an_unknown_label_names_its_line(self, tmp_path):
-        write(
-            tmp_path / "train.csv",
-            text=["", "two\nlines", "c", "d", "e"],
-            label=["a", "a", "", "b", "b"],
-        )
-        write(tmp_path / "validation.csv", text=["x\ny", "", "z"], label=["d", "", "c"])
-        with pytest.raises(
-            RecipeError, match=r"validation: a label must be one of the 2 classes.*row 2 has 'd'"
-        ):
-            load(tmp_path)
+    def test_whole_scores_are_a_regression_when_asked_for(self, tmp_path):
+        path = write_labels(tmp_path, ["100", "500"])
+        rows = load_texts(path, problem_type=REGRESSION).splits["train"]
+        assert {*rows["label"]} == {100.0, 500.0}
 
     def test_rows_that_are_left_out_are_counted(self, tmp_path, capsys):
-        labels = ["" if row in (3, 7, 8) else f"{'ab'[row % 2]} " for row in range(30)]
-        task = load(write(tmp_path / "a.csv", text=["  ", *["words"] * 29], label=labels))
-        output = capsys.readouterr().out
-        assert "train: 3 rows without a label in 'label' left out (row 5, row 9, row 10)" in output
-        assert "train: 1 row without text left out (row 2)" in output
-        assert task.labels == ("a", "b")
-        assert sum(map(len, task.splits.values())) == 26
+        labels = [*"ab" * 10]
+        labels[3] = labels[7] = ""
+        path = write(tmp_path / "a.csv", text=["  ", *TEXTS[1:]], label=labels)
+        task = load_texts(path)
+        log = capsys.readouterr().out
+        assert "2 rows without a label in 'label' left out (row 5, row 9)" in log
+        assert "1 row without text left out (row 2)" in log
+        assert sum(map(len, task.splits.values())) == 17
 
     @pytest.mark.parametrize(
-        ("labels", "message"),
+        ("labels", "word"),
         [
-            (["x"] * 4, "two classes; the column 'label' has only x"),
-            ([""] * 4, "is empty in all its 4 rows"),
-            (
-                [f"id {row}" for row in range(4)],
-                "4 of the 4 rows have a label in 'label' that no other row has",
-            ),
+            (["x"], "only x"),
+            ([""], "empty"),
+            ([f"id {row}" for row in range(20)], "no other row"),
+            ([[0.9, 0.1]], "probabilities"),
+            ([["pos", "pos", "neg"]], "votes"),
+            (["85%"], "percentages"),
+            ([{"name": "x"}], "objects"),
+            ([{"x": 0.9, "y": 0.1}], "a score for each class"),
         ],
     )
-    def test_what_is_no_classification(self, tmp_path, labels, message):
-        with pytest.raises(RecipeError, match=message):
-            load(write(tmp_path / "a.csv", text=["words"] * 4, label=labels))
+    def test_what_is_refused(self, labels, word, tmp_path):
+        """What would be trained on as if it were something else."""
+        with pytest.raises(RecipeError, match=word):
+            load_texts(write_labels(tmp_path, labels))
 
     @pytest.mark.parametrize(
-        ("labels", "note"),
+        ("known", "label", "options"),
         [
-            (["1", "2"], "numbers as classes; for a score, give --problem_type regression"),
-            (["a|b", "b|c"], "several labels in one text? Give --label_separator '|'"),
-            (
-                ["Billing", "billing"],
-                "'billing' are separate classes; if they are one, give --merge",
-            ),
-            (["my  plan", "My plan"], "note: 'My plan' and 'my  plan' are separate classes"),
+            (["a", "b"], "d", {}),
+            (["1", "2"], "1,234", {"problem_type": REGRESSION}),  # perhaps 1234
         ],
     )
-    def test_what_is_noted(self, tmp_path, labels, note, capsys):
-        load(
-            write(tmp_path / "a.csv", text=[f"text {row}" for row in range(20)], label=labels * 10)
-        )
-        assert note in capsys.readouterr().out
+    def test_a_label_that_cannot_be_read_names_its_row(self, known, label, options, tmp_path):
+        write(tmp_path / "train.csv", text=TEXTS, label=repeat(known))
+        write(tmp_path / "validation.csv", text=["two\nlines", "words"], label=["", label])
+        with pytest.raises(RecipeError, match=f"row 3 has '{label}'"):
+            load_texts(tmp_path, **options)
 
-    def test_texts_that_repeat(self, capsys):
-        splits = {
-            "train": Dataset.from_dict({"text": ["a", "a", "b", "c"]}),
-            "validation": Dataset.from_dict({"text": ["a", "d"]}),
-            "test": Dataset.from_dict({"text": ["c", "e"]}),
-        }
-        report_repeated(splits["train"], ["text"], ["x", "y", "x", "x"])
-        output = capsys.readouterr().out
-        assert "1 training examples repeat the text of an earlier one" in output
-        assert "2 have a text that has several labels (row 0, row 1)" in output
-        assert without_training_texts(splits, ["text"])["validation"]["text"] == ["d"]
-        assert "1 of the 2 texts of test are training examples as well" in capsys.readouterr().out
+    @pytest.mark.parametrize(
+        ("labels", "word"),
+        [
+            (["1", "2"], "--problem_type regression"),
+            (["a|b", "b|c"], "--label_separator '|'"),
+            (["billing, angry", "billing", "other"], "--label_separator ','"),
+            (["Billing", "billing"], "--merge_labels"),
+            (["my  plan", "My plan"], "--merge_labels"),
+            ([[1, 1, 0], [0, 0, 1]], "--class_names"),
+            ([*"xy" * 9, "z", "z"], "no validation example has the class z"),
+        ],
+    )
+    def test_what_is_noted(self, labels, word, tmp_path, capsys):
+        load_texts(write_labels(tmp_path, labels))
+        assert word in capsys.readouterr().out
 
     def test_weights_of_classes(self):
         encoded = [0] * 6 + [1] * 3 + [3]
         weights = balanced_weights(Labels(("label",), SINGLE, ("a", "b", "never", "c")), encoded)
-        expected = compute_class_weight(
-            "balanced", classes=np.array([0, 1, 3]), y=np.array(encoded)
-        )
+        classes = np.array([0, 1, 3])
+        expected = compute_class_weight("balanced", classes=classes, y=np.array(encoded))
         assert [weights[0], weights[1], weights[3]] == pytest.approx(expected.tolist())
         assert weights[2] == 1
-        labels = Labels(("tags",), MULTI, ("a", "b", "never"))
-        assert balanced_weights(
-            labels, [[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]]
-        ) == pytest.approx((1 / 3, 3, 1))
+        rows = [[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]]
+        weights = balanced_weights(Labels(("tags",), MULTI, ("a", "b", "never")), rows)
+        assert weights == pytest.approx((1 / 3, 3, 1))
 
 
 class TestSplit:
@@ -356,64 +280,63 @@ class TestSplit:
         assert set(splits["train"]["label"]) == set(labels)
 
     def test_rows_with_one_text_stay_together_and_a_class_of_six_is_scored(self):
-        texts = [f"text {number // 3}" for number in range(180)] + [
-            f"rare {number}" for number in range(6)
-        ]
+        texts = [f"text {number // 3}" for number in range(180)]
+        texts += [f"rare {number}" for number in range(6)]
         labels = ["common"] * 180 + ["rare"] * 6
-        data = Dataset.from_dict({"text": texts, "label": labels})
-        splits = with_validation({"train": data}, labels, ["text"])
+        rows = Dataset.from_dict({"text": texts, "label": labels})
+        splits = with_validation({"train": rows}, labels, ["text"])
         assert not {*splits["train"]["text"]} & {*splits["validation"]["text"]}
         assert len({*splits["validation"]["text"]}) == 13, "a fifth of the 66 texts"
         assert "rare" in splits["validation"]["label"]
-        assert sum(map(len, splits.values())) == len(data)
+        assert sum(map(len, splits.values())) == len(rows)
 
     def test_the_same_rows_every_time(self):
-        data = Dataset.from_dict({"text": [str(number) for number in range(50)]})
-        splits = [with_validation({"train": data}) for _ in range(2)]
-        assert splits[0]["validation"]["text"][:] == splits[1]["validation"]["text"][:]
-        assert sorted([*splits[0]["train"]["text"], *splits[0]["validation"]["text"]]) == sorted(
-            data["text"]
-        )
-        assert with_validation(splits[0]) is splits[0]
-        rows = sample(data, 5)["text"][:]
-        assert rows == sample(data, 5)["text"][:] != data["text"][:5]
-        with pytest.raises(
-            RecipeError, match="No validation split can be made of 2 training examples"
-        ):
-            with_validation({"train": data.select([0, 1])}, ["a", "b"])
+        rows = Dataset.from_dict({"text": [str(number) for number in range(50)]})
+        splits, again = with_validation({"train": rows}), with_validation({"train": rows})
+        assert splits["validation"]["text"][:] == again["validation"]["text"][:]
+        assert with_validation(splits) is splits
+        drawn = sample(rows, 5)["text"][:]
+        assert drawn == sample(rows, 5)["text"][:] != rows["text"][:5]
+
+    def test_too_few_rows(self):
+        rows = Dataset.from_dict({"text": ["a", "b"]})
+        with pytest.raises(RecipeError, match="2 training examples"):
+            with_validation({"train": rows}, ["a", "b"])
+
+    def test_texts_that_repeat(self, tmp_path, capsys):
+        """Validation examples that are training examples are left out, and those of test named."""
+        write(tmp_path / "train.csv", text=[*"aabcdef"], label=[*"xyxyxyx"])
+        write(tmp_path / "validation.csv", text=[*"agh"], label=[*"xyx"])
+        write(tmp_path / "test.csv", text=["c", "i"], label=["x", "y"])
+        assert load_texts(tmp_path).splits["validation"]["text"][:] == ["g", "h"]
+        log = capsys.readouterr().out
+        assert "several labels (row 2, row 3)" in log
+        assert "1 of the 2 texts of test are training examples" in log
+        whole = load_texts(tmp_path, keep_repeated=True).splits["validation"]
+        assert whole["text"][:] == ["a", "g", "h"]
 
 
 class TestTexts:
-    def test_texts_that_are_missing_or_numbers(self, tmp_path, capsys):
+    def test_texts_that_are_missing_or_numbers(self, tmp_path):
         """As in a CSV file: without text, a row is left out; a number is a text."""
         rows = [{"text": None, "label": "a"}]
         rows += [{"text": number, "label": "ab"[number % 2]} for number in range(12)]
-        path = tmp_path / "a.jsonl"
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        task = load(path)
-        assert "train: 1 row without text left out (row 1)" in capsys.readouterr().out
+        (tmp_path / "a.json").write_text(json.dumps(rows))
+        task = load_texts(tmp_path / "a.json")
         texts = [text for split in task.splits.values() for text in split["text"]]
         assert sorted(texts) == sorted(map(str, range(12)))
 
-    def test_pairs_without_any_text(self, capsys):
-        data = Dataset.from_dict({"a": ["x", " ", "", "\n"], "b": ["", "y", "", "\t"]})
-        assert rows_with_text(data, "train", ["a", "b"])["a"][:] == ["x", " "]
-        assert "train: 2 rows without text left out (row 2, row 3)" in capsys.readouterr().out
-        with pytest.raises(RecipeError, match="all its 2 rows are empty"):
-            rows_with_text(data.select([2, 3]), "train", ["a", "b"])
+    def test_pairs_without_any_text(self):
+        rows = Dataset.from_dict({"a": ["x", " ", "", "\n"], "b": ["", "y", "", "\t"]})
+        assert rows_with_text(rows, "train", ["a", "b"])["a"][:] == ["x", " "]
+        with pytest.raises(RecipeError, match="2 rows are empty"):
+            rows_with_text(rows.select([2, 3]), "train", ["a", "b"])
 
     def test_tokens_are_cut_and_counted(self, encoder, capsys):
         tokenizer = AutoTokenizer.from_pretrained(encoder)
-        data = Dataset.from_dict(
-            {"a": ["the king is", "the king"], "b": ["the queen was the king", "the"]}
-        )
-        tokens = tokenize(data, tokenizer, ("a", "b"), 8, "train")
-        assert (
-            "1 of 2 training texts reach 8 tokens, where texts are truncated;"
-            in capsys.readouterr().out
-        )
+        pairs = {"a": ["the king is", "the king"], "b": ["the queen was the king", "the"]}
+        tokens = tokenize(Dataset.from_dict(pairs), tokenizer, ("a", "b"), 8, "train")
+        assert "1 of 2 training texts reach 8 tokens" in capsys.readouterr().out
         assert tokens["length"][:] == [8, 6]
-        whole = tokenizer(
-            "the king is", "the queen was the king", truncation=True, max_length=8
-        ).input_ids
-        assert tokens[0]["input_ids"] == whole
+        cut = tokenizer("the king is", "the queen was the king", truncation=True, max_length=8)
+        assert tokens[0]["input_ids"] == cut.input_ids

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe_runs import run
+from recipe_runs import start
 
 
 pytest.importorskip(
@@ -22,37 +22,24 @@ pytest.importorskip(
 )
 
 ROOT = Path(__file__).parents[2]
+BLOCK = r"^```(?:bash|sh|console)?\n(.*?)^```"
 COMMAND = re.compile(
     r"(?:python|accelerate launch|sbatch)\s[^\n#]*?recipes/([\w/]+\.\w+(?:\s[^\n#]*)?)$"
 )
-LAUNCHERS = {
-    "--config_file",
-    "--num_processes",
-    "--main_process_port",
-    "--rdzv_backend",
-    "--max_restarts",
-    "--array",
-}
+LAUNCHERS = {"--config_file", "--num_processes", "--main_process_port", "--rdzv_backend"}
+LAUNCHERS |= {"--max_restarts", "--array", "--debug"}
 
 
 def commands() -> list[str]:
     """Return the commands in the blocks of code, each from the name of the script on."""
-    found = []
+    lines = set()
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        blocks = re.findall(
-            r"^```(?:bash|sh|console)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
-        )
+        blocks = re.findall(BLOCK, page.read_text(), re.DOTALL | re.MULTILINE)
         text = "\n".join(blocks).replace("\\\n", " ")
-        found += [
-            command for line in text.splitlines() for command in re.split(r"(?:&&|\||;)", line)
-        ]
-    return sorted(
-        {
-            match[0].partition("recipes/")[2]
-            for line in found
-            if (match := COMMAND.search(line.strip()))
-        }
-    )
+        for line in re.split(r"&&|\||;|\n", text):
+            if match := COMMAND.search(line.strip()):
+                lines.add(match[0].partition("recipes/")[2])
+    return sorted(lines)
 
 
 @cache
@@ -60,21 +47,19 @@ def flags_of(recipe: str) -> set[str]:
     """Return the flags that a recipe's --help lists."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        run(importlib.import_module(recipe), "--help")
+        start(importlib.import_module(recipe), "--help")
     return set(re.findall(r"--[\w-]+", printed.getvalue()))
 
 
 @pytest.mark.parametrize("command", commands())
 def test_a_command(command):
     words = shlex.split(command.replace("$(", "").replace(")", ""), comments=True)
-    scripts = [
-        words[0],
-        *(word.removeprefix("recipes/") for word in words if word.startswith("recipes/")),
-    ]
+    scripts = [word.removeprefix("recipes/") for word in words if word.startswith("recipes/")]
+    scripts.append(words[0])
     assert not [script for script in scripts if not (ROOT / "recipes" / script).exists()]
     recipes = [Path(script).stem for script in scripts if script.endswith(".py")]
     if not recipes:
         return
-    known = set().union(*map(flags_of, recipes)) | LAUNCHERS | {"--debug"}
-    unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known
+    flags = set().union(*map(flags_of, recipes)) | LAUNCHERS
+    unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - flags
     assert not unknown or recipes == ["figure"], f"{recipes} have no {unknown}"

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainingArguments
 
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
-from recipe_runs import run, save_tiny_encoder, write
+from recipe_runs import run, save_tiny_encoder, start, write
 from tiny_models import tiny_bert
 
 
@@ -83,12 +83,15 @@ def finished_run(tmp_path):
     return write
 
 
-def draw(name: str, *flags: object) -> None:
-    run(figure, name, *flags)
-
-
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def draw(name: str, folder: Path, *flags: object) -> list[dict]:
+    """Draw a figure; return its points, if it writes them in lines under its name."""
+    start(figure, name, folder, *flags)
+    points = folder / f"{name}.jsonl"
+    return lines(points) if points.exists() else []
 
 
 def band(point: dict) -> tuple[float, float, float]:
@@ -123,8 +126,7 @@ class TestTradeoff:
             finished_run("cola", "houlsby", seed, large, 50, r=8)
         finished_run("cola", "top_k", 0, 0.5, 60, top_k=3)
         finished_run("cola", "houlsby", 0, 0.5, 70, share_layers=3)
-        draw("tradeoff", tmp_path)
-        points = lines(tmp_path / "tradeoff.jsonl")
+        points = draw("tradeoff", tmp_path)
         drawn = [(point["series"], point["trained_parameters"], point["size"]) for point in points]
         assert drawn == [
             ("adapters", 20, "r=1"),
@@ -145,8 +147,7 @@ class TestTradeoff:
             finished_run(task, "full", 0, 0.9)
             finished_run(task, "houlsby", 0, 0.9 - lost / 100, learning_rate=(1e-3, 1e-4)[lost % 2])
             finished_run(task, "houlsby", 0, 0.4, learning_rate=(1e-4, 1e-3)[lost % 2])
-        draw("tradeoff", tmp_path)
-        points = lines(tmp_path / "tradeoff.jsonl")
+        points = draw("tradeoff", tmp_path)
         [point] = [point for point in points if point["series"] == "adapters"]
         assert band(point) == pytest.approx((-4, -2.5, -1))  # of 0, -1, ... -5 points
 
@@ -157,14 +158,13 @@ class TestTradeoff:
         finished_run("mnli", "houlsby", 0, scores=MNLI)
         for by in ("issue", "product"):
             finished_run(f"customer_complaints_{by}", "houlsby", 0, 0.5, test=0.4)
-        draw("tradeoff", tmp_path, "--score", "accuracy")
-        (point,) = lines(tmp_path / "tradeoff.jsonl")
+        (point,) = draw("tradeoff", tmp_path, "--score", "accuracy")
         expected = {"MRPC": 70, "STS-B": 60, "MNLI-m": 84, "MNLI-mm": 83}
         expected["customer_complaints_issue"] = 50
         assert point["scores"] == {name: pytest.approx([value]) for name, value in expected.items()}
-        draw("tradeoff", tmp_path, "--split", "test", "--each")
-        points = {point["panel"]: point["middle"] for point in lines(tmp_path / "tradeoff.jsonl")}
-        assert points == {"customer_complaints_issue": pytest.approx(40)}
+        (point,) = draw("tradeoff", tmp_path, "--split", "test", "--each")
+        assert point["panel"] == "customer_complaints_issue"
+        assert point["middle"] == pytest.approx(40)
 
     def test_a_size_without_runs_on_all_tasks_is_left_out(self, finished_run, tmp_path):
         """Full fine-tuning is no exception; without it, scores are absolute."""
@@ -173,16 +173,14 @@ class TestTradeoff:
         with pytest.raises(RecipeError, match="CoLA, RTE"):
             draw("tradeoff", tmp_path)
         finished_run("cola", "houlsby", 0, 0.7)
-        draw("tradeoff", tmp_path)
-        [point] = lines(tmp_path / "tradeoff.jsonl")
+        [point] = draw("tradeoff", tmp_path)
         assert (point["series"], point["relative"]) == ("adapters", False)
         assert point["middle"] == pytest.approx(70)
 
     def test_full_fine_tuning_alone_has_no_difference(self, finished_run, tmp_path):
         for task in ("rte", "sst2"):
             finished_run(task, "full", 0, 0.9)
-        draw("tradeoff", tmp_path)
-        (point,) = lines(tmp_path / "tradeoff.jsonl")
+        (point,) = draw("tradeoff", tmp_path)
         assert band(point) == (0, 0, 0)
         assert_drawn(tmp_path / "tradeoff")
 
@@ -207,9 +205,8 @@ class TestInitScale:
         assert_drawn(tmp_path / "init_scale")
 
     def points(self, folder, score):
-        draw("init_scale", folder, "--score", score)
         points = {}
-        for point in lines(folder / "init_scale.jsonl"):
+        for point in draw("init_scale", folder, "--score", score):
             points[point["task"], point["r"], point["init_std"]] = point
         return points
 
@@ -226,8 +223,7 @@ class TestInitScale:
         finished_run("mnli", "houlsby", 0, scores=MNLI)
         finished_run("cola", "full", 0, 0.9)
         finished_run("cola", "houlsby", 0, 0.8, r=8)
-        draw("init_scale", tmp_path)
-        points = lines(tmp_path / "init_scale.jsonl")
+        points = draw("init_scale", tmp_path)
         names = {*map(proper_name, tasks), "MNLI-m", "MNLI-mm"}
         assert {point["task"] for point in points} == names
         average = 100 * (sum(tasks.values()) + 0.84 + 0.83) / 8
@@ -317,8 +313,7 @@ class TestStability:
                 (folder / FILE).write_text("\n".join(steps) + "\n")
 
     def test_seeds_and_the_chosen_rate(self, stable_runs, tmp_path, capsys):
-        draw("stability", tmp_path)
-        rows = lines(tmp_path / "stability.jsonl")
+        rows = draw("stability", tmp_path)
         assert [row["method"] for row in rows] == ["full", "houlsby"]
         for row in rows:
             assert (row["pretraining_steps"], row["learning_rate"]) == (0, 3e-4)
@@ -342,8 +337,7 @@ class TestStability:
             options = {"score": scores[-1], "epochs": epochs_of(scores)}
             finished_run("rte", "houlsby", 0, **options, init_adapter=start)
             finished_run("rte", "full", 0, **options, model=start or "tiny")
-        draw("stability", tmp_path)
-        rows = lines(tmp_path / "stability.jsonl")
+        rows = draw("stability", tmp_path)
         starts = [(row["pretraining_steps"], row["method"]) for row in rows]
         assert starts == list(itertools.product((0, 20, 30), ("full", "houlsby")))
         for row in rows:
@@ -491,10 +485,9 @@ def trained(tmp_path_factory):
         columns = {name: rows[name][:200] for name in ("sentence", "label")}
         write(folder / "sst2" / f"{split}.csv", **columns)
     for method in ("houlsby", "full"):
-        run(glue, "--task", "sst2", "--data_dir", folder, "--model_name", encoder,
-            "--output_dir", folder / method, "--method", method, "--max_steps", 4,
-            "--report_to", "none", "--save_strategy", "no", "--load_best_model_at_end", "false",
-            "--eval_strategy", "no", "--r", 8)  # fmt: skip
+        run(glue, task="sst2", data_dir=folder, model_name=encoder, output_dir=folder / method,
+            method=method, max_steps=4, r=8, report_to="none", save_strategy="no",
+            load_best_model_at_end=False, eval_strategy="no")  # fmt: skip
     return folder
 
 
@@ -528,9 +521,8 @@ class TestAblation:
 
     def test_scores_are_the_runs_and_those_of_the_pruned_adapter(self, ablated):
         finished = load_run(ablated, None, 64)
-        removed = set(range(4)) - set(
-            HoulsbyConfig.from_pretrained(ablated / "pruned").layers_to_transform
-        )
+        pruned = HoulsbyConfig.from_pretrained(ablated / "pruned")
+        removed = {*range(4)} - {*pruned.layers_to_transform}
         first, *rows = lines(ablated / "ablation.jsonl")
         [row] = [row for row in rows if row["span"] == [min(removed), max(removed)]]
         model = finished.trainer.model
@@ -540,9 +532,9 @@ class TestAblation:
 
     def test_what_is_printed(self, trained, tmp_path, capsys):
         folder = shutil.copytree(trained / "houlsby", tmp_path / "run")
-        draw("ablation", folder)
+        points = draw("ablation", folder)
         output = capsys.readouterr().out
-        rows = {tuple(row["span"] or ()): row for row in lines(folder / "ablation.jsonl")}
+        rows = {tuple(row["span"] or ()): row for row in points}
         labels = load_run(folder, None, 64).validation["label"]
         without_all = f"accuracy {100 * rows[0, 3]['scores']['accuracy']:.1f}"
         majority = 100 * max(Counter(labels).values()) / len(labels)
@@ -557,11 +549,10 @@ class TestAblation:
             results["arguments"] |= changes
             results["best_scores"] = {results["chosen_by"]: 0.5}
             (folder / "results.json").write_text(json.dumps(results))
-        draw("ablation", tmp_path / "cut", "--score", "main", "--norms", "remove")
-        draw("depth", tmp_path)
+        ablation = draw("ablation", tmp_path / "cut", "--score", "main", "--norms", "remove")
+        points = draw("depth", tmp_path)
         assert_drawn(tmp_path / "depth")
-        rows = {(row["line"], row["layers"]): row for row in lines(tmp_path / "depth.jsonl")}
-        ablation = lines(tmp_path / "cut" / "ablation.jsonl")
+        rows = {(row["line"], row["layers"]): row for row in points}
         spans = {tuple(row["span"] or ()): row["scores"] for row in ablation}
         for layers, span in ((4, ()), (3, (0, 0)), (2, (0, 1)), (1, (0, 2))):
             expected = 100 * spans[span][results["chosen_by"]]

@@ -16,10 +16,8 @@ from transformers import AutoModel, AutoTokenizer
 import text_classification
 import token_classification
 from demo import minimal_pairs
-from recipe_runs import results_of, run, write
+from recipe_runs import load_texts, results_of, run, write
 from run.edge import RecipeError
-from run.training_arguments import RecipeTrainingArguments
-from tasks.classification import ClassificationArguments, load_task
 from tasks.label_issues import find_issues
 
 
@@ -66,6 +64,11 @@ def plant(count: int, share: float = 0.03) -> list[int]:
     return sorted(random.Random(1).sample(range(count), round(share * count)))
 
 
+def check_labels(recipe, data, output) -> None:
+    """Check the labels of a file, as `houlsby-peft check` does."""
+    run(recipe, data=data, model_name="minilm", check_labels="only", output_dir=output)
+
+
 def check_found(issues: pd.DataFrame, planted: set, places: list) -> None:
     """More than 70 % of those listed are planted errors, and more than half of these are listed."""
     right = len(planted & set(places))
@@ -82,24 +85,23 @@ needs_minilm = pytest.mark.skipif(
 
 
 @needs_minilm
-def test_wrong_departments_of_german_tickets_are_found(tmp_path, monkeypatch, capsys):
+def test_wrong_departments_of_german_tickets_are_found(tmp_path):
     tickets = make_tickets(400)
     planted = plant(len(tickets))
     texts, labels = map(list, zip(*tickets, strict=True))
+    departments = [*TICKETS]
     for row in planted:
-        labels[row] = next(name for name in TICKETS if name != labels[row])
+        labels[row] = departments[departments.index(labels[row]) - 1]
     data = write(tmp_path / "tickets.csv", Nachricht=texts, Abteilung=labels)
-    flags = ["--data", data, "--model_name", "minilm", "--use_cpu", "--check_labels", "only"]
-    run(text_classification, *flags, "--output_dir", tmp_path / "run")
+    check_labels(text_classification, data, tmp_path / "run")
     copy = pd.read_csv(tmp_path / "run" / "label_issues.csv", dtype={"Nachricht": str})
     assert list(copy) == ["Nachricht", "Abteilung", "suggestion", "probability"]
     assert (copy["Nachricht"].tolist(), copy["Abteilung"].tolist()) == (texts, labels)
     issues = copy.dropna().sort_values("probability", ascending=False)
     rows = issues.index.tolist()
     check_found(issues, set(planted), rows)
-    departments = [tickets[row][1] for row in rows]
-    assert np.mean(issues["suggestion"] == departments) > 0.7
-    assert f"{len(issues)} of 400 labels are probably wrong" in capsys.readouterr().out
+    right = [tickets[row][1] for row in rows]
+    assert np.mean(issues["suggestion"] == right) > 0.7
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"label_issues.csv"}
 
 
@@ -116,8 +118,7 @@ def test_wrong_labels_of_texts_with_several_are_found(tmp_path):
     for row in planted:
         labels[row] ^= {"Rechnung"}
     data = write(tmp_path / "tickets.jsonl", text=texts, labels=list(map(sorted, labels)))
-    flags = ["--data", data, "--model_name", "minilm", "--use_cpu", "--check_labels", "only"]
-    run(text_classification, *flags, "--output_dir", tmp_path)
+    check_labels(text_classification, data, tmp_path)
     copy = pd.read_json(tmp_path / "label_issues.jsonl", lines=True)
     assert copy["labels"].tolist() == list(map(sorted, labels))
     issues = copy.dropna().sort_values("probability", ascending=False)
@@ -130,28 +131,30 @@ def test_wrong_labels_of_texts_with_several_are_found(tmp_path):
 def test_wrong_tags_are_found(tmp_path):
     """Words of tickets are tagged by whether they are nouns, which German writes with capitals."""
     sentences = [text.replace(",", "").split() for text, _ in make_tickets(200)]
-    tags = [["NOUN" if word[0].isupper() else "X" for word in words] for words in sentences]
-    places = [(row, number) for row, words in enumerate(sentences) for number in range(len(words))]
-    planted = {places[item] for item in plant(len(places))}
-    lines, line_of_sentence = [], {}
+    tags = {}
     for row, words in enumerate(sentences):
-        line_of_sentence[len(lines) + 1] = row
         for number, word in enumerate(words):
-            if (row, number) in planted:
-                tags[row][number] = "X" if tags[row][number] == "NOUN" else "NOUN"
-            lines.append(f"{word} {tags[row][number]}")
+            tags[row, number] = "NOUN" if word[0].isupper() else "X"
+    places = [*tags]
+    planted = {places[item] for item in plant(len(places))}
+    for place in planted:
+        tags[place] = "X" if tags[place] == "NOUN" else "NOUN"
+    lines, row_of_line = [], {}
+    for row, words in enumerate(sentences):
+        row_of_line[len(lines) + 1] = row
+        for number, word in enumerate(words):
+            lines.append(f"{word} {tags[row, number]}")
         lines.append("")
     data = tmp_path / "tickets.conll"
     data.write_text("\n".join(lines))
-    flags = ["--data", data, "--model_name", "minilm", "--use_cpu", "--check_labels", "only"]
-    run(token_classification, *flags, "--output_dir", tmp_path)
+    check_labels(token_classification, data, tmp_path)
     issues = pd.read_csv(tmp_path / "label_issues.csv", keep_default_na=False)
-    found = []
-    for line, position in zip(issues["row"], issues["position"], strict=True):
-        found.append((line_of_sentence[line], position - 1))
-    check_found(issues, planted, found)
-    assert issues["word"].tolist() == [sentences[row][number] for row, number in found]
-    assert issues["label"].tolist() == [tags[row][number] for row, number in found]
+    listed = []
+    for issue in issues.itertuples():
+        row, number = row_of_line[issue.row], issue.position - 1
+        assert (issue.word, issue.label) == (sentences[row][number], tags[row, number])
+        listed.append((row, number))
+    check_found(issues, planted, listed)
     assert (issues["suggestion"] != issues["label"]).all()
 
 
@@ -190,34 +193,24 @@ def test_a_run_may_begin_with_the_check(encoder, tmp_path, capsys):
     texts = [sentence for rows in minimal_pairs().values() for sentence in rows["sentence"]][:90]
     labels = ["a" if "that" in text else "b" for text in texts]
     data = write(tmp_path / "data.csv", text=texts, label=labels)
-    flags = [
-        "--model_name",
-        encoder,
-        "--use_cpu",
-        "--max_steps",
-        2,
-        "--output_dir",
-        tmp_path / "run",
-    ]
-    run(text_classification, "--data", data, *flags, "--check_labels")
-    printed = capsys.readouterr().out
-    assert printed.count("data.csv: 90 rows") == 1
-    assert "of 90 labels are probably wrong" in printed
-    assert results_of(tmp_path / "run")["dataset"]["rows"] == {"train": 72, "validation": 18}
+    flags = {"model_name": encoder, "max_steps": 2, "output_dir": tmp_path / "run"}
+    run(text_classification, data=data, **flags, check_labels="first")
+    results = results_of(tmp_path / "run")
+    assert results["dataset"]["rows"] == {"train": 72, "validation": 18}
     copy = pd.read_csv(tmp_path / "run" / "label_issues.csv")
     assert copy["text"].tolist() == texts
     is_doubtful = copy["suggestion"].notna()
     assert (copy["suggestion"] != copy["label"])[is_doubtful].all()
-    assert f"{is_doubtful.sum()} of 90 labels are contradicted by" in printed
-    check_baseline(encoder, data, results_of(tmp_path / "run")["baseline"]["scores"])
-    run(text_classification, "--data", data, *flags)
+    check_baseline(encoder, data, results["baseline"]["scores"])
+    capsys.readouterr()
+    run(text_classification, data=data, **flags)
     assert "nothing is trained" in capsys.readouterr().out, "the check does not change the run"
 
 
 def check_baseline(encoder, data, scores) -> None:
     """The accuracy is that of a logistic regression on the mean of the encoder's last states."""
     model, tokenizer = AutoModel.from_pretrained(encoder), AutoTokenizer.from_pretrained(encoder)
-    task = load_task(ClassificationArguments(data=str(data)), RecipeTrainingArguments(use_cpu=True))
+    task = load_texts(data)
     states = {}
     for name, split in task.splits.items():
         batch = tokenizer(list(split["text"]), padding=True, return_tensors="pt")
@@ -226,19 +219,14 @@ def check_baseline(encoder, data, scores) -> None:
         mask = batch["attention_mask"][:, :, None]
         states[name] = ((last * mask).sum(1) / mask.sum(1)).numpy()
     scale = StandardScaler().fit(states["train"])
-    regression = LogisticRegression(C=0.01).fit(
-        scale.transform(states["train"]), task.splits["train"]["label"]
-    )
+    regression = LogisticRegression(C=0.01)
+    regression.fit(scale.transform(states["train"]), task.splits["train"]["label"])
     predicted = regression.predict(scale.transform(states["validation"]))
-    right = (predicted == np.array(task.splits["validation"]["label"])).mean()
-    assert scores["accuracy"] == pytest.approx(right)
+    right = predicted == np.array(task.splits["validation"]["label"])
+    assert scores["accuracy"] == pytest.approx(right.mean())
 
 
-def test_scores_cannot_be_checked(encoder, tmp_path):
+def test_scores_cannot_be_checked(tmp_path):
     data = write(tmp_path / "data.csv", text=["a", "b"] * 20, label=[0.5, 1.5] * 20)
-    with pytest.raises(RecipeError, match="for classes, not for scores"):
-        run(
-            text_classification,
-            *("--data", data, "--model_name", encoder, "--use_cpu"),
-            *("--output_dir", tmp_path, "--check_labels", "only"),
-        )
+    with pytest.raises(RecipeError, match="not for scores"):
+        check_labels(text_classification, data, tmp_path)

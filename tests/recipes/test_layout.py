@@ -53,27 +53,19 @@ def test_imports(path):
 def test_no_folder_shadows_a_library():
     """Whoever has recipes/ on the path still imports the libraries."""
     names = {path.name for folder in (RECIPES, STUDIES) for path in folder.iterdir()}
-    assert not names & {
-        "accelerate",
-        "deepspeed",
-        "datasets",
-        "evaluate",
-        "transformers",
-        "peft",
-        "torch",
-    }
+    libraries = ("accelerate", "deepspeed", "datasets", "evaluate", "transformers", "peft", "torch")
+    assert not names & {*libraries}
 
 
 def test_few_files_stand_behind_glue():
-    seen, left = set(), {"glue"}
-    while left:
-        name = left.pop()
+    seen, to_read = set(), {"glue"}
+    while to_read:
+        name = to_read.pop()
         seen.add(name)
-        path = RECIPES / f"{name.replace('.', '/')}.py"
-        for module, what in imports(path):
-            for found in (module, f"{module}.{what}"):
-                if found not in seen and (RECIPES / f"{found.replace('.', '/')}.py").is_file():
-                    left.add(found)
+        for module, item in imports(RECIPES / f"{name.replace('.', '/')}.py"):
+            for imported in {module, f"{module}.{item}"} - seen:
+                if (RECIPES / f"{imported.replace('.', '/')}.py").is_file():
+                    to_read.add(imported)
     assert len(seen) <= 27, sorted(seen)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -64,23 +65,12 @@ def test_trained_parameters_of_bert_base(method, expected):
     assert PeftModel.get_nb_trainable_parameters(adapted)[0] == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "full", "top_k": 2}, "need each other, got full and 2"),
-        (
-            {"method": "top_k", "top_k": 5},
-            "--top_k must be from 1 to 4, the layers of one encoder, got 5",
-        ),
-    ],
-)
-def test_what_does_not_go_together(options, message, tmp_path):
-    def train(method):
-        method.check(AdapterArguments(), RecipeTrainingArguments(str(tmp_path), use_cpu=True))
-        apply_method(tiny_bert(), method, HoulsbyConfig())
-
-    with pytest.raises(RecipeError, match=message):
-        train(MethodArguments(**options))
+def test_what_does_not_go_together(tmp_path):
+    training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
+    with pytest.raises(RecipeError, match="full and 2"):
+        MethodArguments("full", top_k=2).check(AdapterArguments(), training)
+    with pytest.raises(RecipeError, match="from 1 to 4"):
+        apply_method(tiny_bert(), MethodArguments("top_k", top_k=5), HoulsbyConfig())
 
 
 class Recipe(NamedTuple):
@@ -89,18 +79,18 @@ class Recipe(NamedTuple):
     script: ModuleType
     auto_class: Any
     head: tuple[str, ...]
-    flags: tuple[object, ...] = ()
+    flags: Mapping[str, object] = {}
 
 
 RECIPES = {
     "tagging": Recipe(token_classification, AutoModelForTokenClassification, ("classifier.",)),
     "squad": Recipe(
-        squad, AutoModelForQuestionAnswering, ("qa_outputs.",), ("--max_length", 80, "--stride", 4)
+        squad, AutoModelForQuestionAnswering, ("qa_outputs.",), {"max_length": 80, "stride": 4}
     ),
     "texts": Recipe(text_classification, AutoModelForSequenceClassification, ("classifier.",)),
-    "masked words": Recipe(mlm, AutoModelForMaskedLM, ("cls.",), ("--text_columns", "text")),
+    "masked words": Recipe(mlm, AutoModelForMaskedLM, ("cls.",), {"text_columns": "text"}),
 }
-OPTIONS = {"top_k": ("--top_k", 2), "lora": ("--lora_targets", "query", "value")}
+OPTIONS = {"top_k": {"top_k": 2}, "lora": {"lora_targets": ["query", "value"]}}
 SENTENCES = minimal_pairs()["train"]["sentence"][:32]
 
 
@@ -134,26 +124,27 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def ends(monkeypatch):
+def trained(monkeypatch):
     """The models at the end of the runs, with the weights that they kept."""
-    found = []
+    models = []
     save = RecipeTrainer.save_trained
-    monkeypatch.setattr(
-        RecipeTrainer, "save_trained", lambda self: (found.append(self.model.eval()), save(self))
-    )
-    return found
+
+    def keep(trainer):
+        models.append(trainer.model.eval())
+        save(trainer)
+
+    monkeypatch.setattr(RecipeTrainer, "save_trained", keep)
+    return models
 
 
-def is_trained(method: str, name: str, head: tuple[str, ...]) -> bool:
-    """What the method trains of the base model, by the names of BERT's weights."""
-    return (
-        name.startswith(head)
-        or method == "full"
-        or (
-            method == "top_k" and (".layer.2." in name or ".layer.3." in name or ".pooler." in name)
-        )
-        or (method == "layer_norm" and "LayerNorm" in name)
-    )
+# What each method trains of the base model beside its head, by parts of the names of BERT's
+# weights.
+TRAINED = {
+    "full": ("",),
+    "top_k": (".layer.2.", ".layer.3.", "pooler."),
+    "layer_norm": ("LayerNorm",),
+    "linear": (),
+}
 
 
 @pytest.mark.parametrize(
@@ -168,27 +159,15 @@ def is_trained(method: str, name: str, head: tuple[str, ...]) -> bool:
         ("masked words", "lora"),
     ],
 )
-def test_a_run(recipe, method, encoder, data, tmp_path, ends):
+def test_a_run(recipe, method, encoder, data, tmp_path, trained):
     """Which weights change, by name, and that what is saved gives the same outputs, loaded as
     anybody would.
     """
-    script, auto_class, head, own = RECIPES[recipe]
-    flags = (
-        "--method",
-        method,
-        *OPTIONS.get(method, ()),
-        *own,
-        "--warmup_steps",
-        0,
-        "--learning_rate",
-        1e-2,
-    )
-    run(script, "--data", data / recipe, "--model_name", encoder, "--output_dir", tmp_path,
-        "--use_cpu", "--max_steps", 1, *flags)  # fmt: skip
+    script, auto_class, head, flags = RECIPES[recipe]
+    run(script, data=data / recipe, model_name=encoder, output_dir=tmp_path, method=method,
+        max_steps=1, warmup_steps=0, learning_rate=1e-2, **flags,
+        **OPTIONS.get(method, {}))  # fmt: skip
     assert results_of(tmp_path)["method"] == method
-    tokens = AutoTokenizer.from_pretrained(encoder)(
-        SENTENCES[:4], padding=True, return_tensors="pt"
-    )
     if method in ("lora", "ia3"):
         saved = tmp_path / "adapter"
         model = auto_class.from_pretrained(encoder, num_labels=2)
@@ -198,30 +177,27 @@ def test_a_run(recipe, method, encoder, data, tmp_path, ends):
     else:
         model = auto_class.from_pretrained(tmp_path / "model")
         before = load_file(encoder / "model.safetensors")
-        now = {name.removeprefix("bert."): value for name, value in model.state_dict().items()}
-        # A key's bias moves all scores of a query alike, so that it has no gradient.
-        same = {name for name in before.keys() & now.keys() if torch.equal(before[name], now[name])}
-        frozen = {
-            name for name in before.keys() & now.keys() if not is_trained(method, f".{name}", head)
-        }
-        assert frozen <= same | {name for name in before if method == "full" and "pooler" in name}
-        assert {
-            name for name in same - frozen if "key.bias" not in name and "pooler" not in name
-        } == set()
+        for name, weight in model.state_dict().items():
+            name = name.removeprefix("bert.")
+            # A key's bias moves all scores of a query alike, so that it has no gradient; nor has a
+            # pooler that is not read.
+            if name in before and "key.bias" not in name and "pooler" not in name:
+                is_trained = name.startswith(head) or any(part in name for part in TRAINED[method])
+                assert torch.equal(weight, before[name]) != is_trained, name
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    tokens = tokenizer(SENTENCES[:4], padding=True, return_tensors="pt")
     with torch.no_grad():
-        for kept, loaded in zip(
-            ends[-1](**tokens).to_tuple(), model.eval()(**tokens).to_tuple(), strict=True
-        ):
-            torch.testing.assert_close(loaded, kept)
+        outputs, expected = model.eval()(**tokens), trained[-1](**tokens)
+    torch.testing.assert_close(outputs.to_tuple(), expected.to_tuple())
 
 
 def test_up_projections_have_a_rate_of_their_own(encoder, glue_data, tmp_path):
     """After a resume, too: the second command has more steps."""
-    flags = ("--task", "cola", "--use_cpu", "--up_lr_ratio", "0.1", "--learning_rate", "1e-2")
-    folders = ("--model_name", encoder, "--data_dir", glue_data, "--output_dir", tmp_path)
-    saving = ("--save_strategy", "steps", "--eval_strategy", "steps", "--save_steps", "1")
-    for steps, more in ((1, ()), (2, ("--resume_from_checkpoint", "last"))):
-        run(glue, *flags, *folders, *saving, "--eval_steps", 1, "--max_steps", steps, *more)
+    command = {"task": "cola", "model_name": encoder, "data_dir": glue_data, "eval_steps": 1,
+               "output_dir": tmp_path, "up_lr_ratio": 0.1, "learning_rate": 1e-2,
+               "save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1}  # fmt: skip
+    for steps, resumed in ((1, {}), (2, {"resume_from_checkpoint": "last"})):
+        run(glue, **command, max_steps=steps, **resumed)
         saved = torch.load(tmp_path / f"checkpoint-{steps}" / "optimizer.pt", weights_only=True)
         # Weights with decay and without: the norms and biases.
         rates = [group["initial_lr"] for group in saved["param_groups"]]
@@ -233,16 +209,12 @@ def test_pretraining_without_adapters_is_a_start_for_a_task(encoder, glue_data, 
     a new head.
     """
     text = tmp_path / "cola-text"
-    run(mlm, "--data", data / "texts", "--model_name", encoder, "--output_dir", text, "--use_cpu",
-        "--max_steps", 1, "--method", "full")  # fmt: skip
-    pretrained, before = (
-        load_file(text / "model" / "model.safetensors"),
-        load_file(encoder / "model.safetensors"),
-    )
+    run(mlm, data=data / "texts", model_name=encoder, output_dir=text, max_steps=1, method="full")
+    pretrained = load_file(text / "model" / "model.safetensors")
+    before = load_file(encoder / "model.safetensors")
     assert torch.equal(pretrained["bert.pooler.dense.weight"], before["pooler.dense.weight"])
-    run(glue, "--task", "cola", "--data_dir", glue_data, "--use_cpu", "--max_steps", 1,
-        "--method", "full", "--model_name", tmp_path / "{task}-text" / "model",
-        "--output_dir", tmp_path / "run", "--learning_rate", 1e-60)  # fmt: skip
+    run(glue, task="cola", data_dir=glue_data, max_steps=1, method="full", learning_rate=1e-60,
+        model_name=tmp_path / "{task}-text" / "model", output_dir=tmp_path / "run")  # fmt: skip
     started = load_file(tmp_path / "run" / "model" / "model.safetensors")
     shared = {name for name in pretrained if name.startswith("bert.")}
     assert started.keys() == shared | {"classifier.weight", "classifier.bias"}
@@ -250,26 +222,26 @@ def test_pretraining_without_adapters_is_a_start_for_a_task(encoder, glue_data, 
 
 
 class TestDataType:
-    @pytest.fixture
-    def dtype(self, encoder, tmp_path, monkeypatch):
-        def find(method="houlsby", fp16=False, fsdp=False, **adapter):
-            monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
-            training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
-            monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp).lower())
-            training.fp16 = fp16
-            arguments = EncoderArguments(model_name=str(encoder))
-            command = Command(
-                arguments, MethodArguments(method), AdapterArguments(**adapter), training
-            )
-            chosen = find_dtype(command, str(encoder))
-            monkeypatch.delenv("ACCELERATE_USE_FSDP")
-            return chosen
-
-        return find
-
-    def test_auto(self, dtype):
-        assert dtype() == dtype("lora") == "bfloat16"
-        assert {dtype("full"), dtype("linear"), dtype(fsdp=True), dtype(fp16=True)} == {"float32"}
+    @pytest.mark.parametrize(
+        ("method", "training", "environment", "expected"),
+        [
+            ("houlsby", {}, {}, "bfloat16"),
+            ("lora", {}, {}, "bfloat16"),
+            ("full", {}, {}, "float32"),
+            ("linear", {}, {}, "float32"),
+            ("houlsby", {"fp16": True}, {}, "float32"),
+            ("houlsby", {}, {"ACCELERATE_USE_FSDP": "true"}, "float32"),
+        ],
+    )
+    def test_auto(self, method, training, environment, expected, encoder, tmp_path, monkeypatch):
+        """Frozen weights are in the faster type, unless they train or are kept in another one."""
+        monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
+        arguments = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
+        vars(arguments).update(training)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        groups = (EncoderArguments(str(encoder)), MethodArguments(method), AdapterArguments())
+        assert find_dtype(Command(*groups, arguments), str(encoder)) == expected
 
     def test_it_is_measured_once_per_machine(self, encoder, tmp_path, monkeypatch):
         training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
@@ -282,16 +254,15 @@ class TestDataType:
     def test_a_run_goes_on_in_the_type_it_began_with(
         self, encoder, glue_data, tmp_path, monkeypatch, capsys
     ):
-        flags = ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu",
-                 "--max_steps", 1, "--output_dir", tmp_path]  # fmt: skip
+        command = {"task": "cola", "data_dir": glue_data, "model_name": encoder, "max_steps": 1}
         monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
-        run(glue, *flags)
+        run(glue, **command, output_dir=tmp_path)
         adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
         assert {weight.dtype for weight in adapter.values()} == {torch.float32}
         monkeypatch.setattr(models, "_choose_dtype", lambda *_: "float32")
-        run(glue, *flags)
+        run(glue, **command, output_dir=tmp_path)
         assert "nothing is trained" in capsys.readouterr().out
-        run(glue, *flags[:-1], tmp_path / "again", "--evaluate", tmp_path)
+        run(glue, **command, output_dir=tmp_path / "again", evaluate=tmp_path)
         assert results_of(tmp_path)["arguments"]["base_dtype"] == "bfloat16"
 
 

@@ -19,15 +19,14 @@ import mlm
 from data.reading import read_file
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
-from recipe_runs import run
+from recipe_runs import results_of, run
 from run.edge import RecipeError
 from run.model import load_model
 from run.training_arguments import RecipeTrainingArguments
 
 
-OFTEN = ["--learning_rate", "1e-2", "--save_strategy", "steps", "--save_steps", 1,
-         "--save_total_limit", 3, "--eval_strategy", "steps", "--eval_steps", 1,
-         "--per_device_train_batch_size", 8]  # fmt: skip
+OFTEN = {"learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 3,
+         "eval_strategy": "steps", "eval_steps": 1, "per_device_train_batch_size": 8}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +44,7 @@ def data(tmp_path_factory):
 def pretrained(tmp_path_factory, encoder, data):
     """The output folder of a short run."""
     folder = tmp_path_factory.mktemp("pretrained")
-    flags = [
-        "--data",
-        data,
-        "--model_name",
-        encoder,
-        "--output_dir",
-        folder,
-        "--use_cpu",
-        "--max_steps",
-        3,
-    ]
-    run(mlm, *flags, *OFTEN)
+    run(mlm, data=data, model_name=encoder, output_dir=folder, max_steps=3, **OFTEN)
     return folder
 
 
@@ -66,95 +54,65 @@ class TestPretraining:
         assert weights
         assert all(".houlsby_adapter." in key or ".houlsby_norm." in key for key in weights)
         assert all(key.startswith("base_model.model.bert.encoder.") for key in weights)
+        # Biases start at zero.
         up = [value for key, value in weights.items() if key.endswith("up_proj.bias")]
-        assert all(value.abs().min() > 0 for value in up), (
-            "biases start at zero: these were not trained"
-        )
+        assert all(value.abs().min() > 0 for value in up)
 
     def test_the_head_without_its_output_weights_is_kept_beside_it(self, pretrained):
-        results = json.loads((pretrained / "results.json").read_text())
         head = load_file(pretrained / "adapter" / mlm.HEAD_FILE)
         assert "cls.predictions.bias" in head
         assert "cls.predictions.decoder.weight" not in head
         adapter = 4 * 2 * (2 * 64 * 32 + 64 + 32 + 2 * 32)
-        assert results["trainable_parameters"] == adapter + sum(
-            value.numel() for value in head.values()
-        )
+        of_head = sum(value.numel() for value in head.values())
+        assert results_of(pretrained)["trainable_parameters"] == adapter + of_head
 
-    def test_the_head_of_a_checkpoint_stays_frozen(self, encoder, data, tmp_path, capsys):
-        load_model(AutoModelForMaskedLM, str(encoder))[0].save_pretrained(tmp_path / "model")
-        load_model(AutoModelForMaskedLM, str(encoder))[1].save_pretrained(tmp_path / "model")
-        flags = [
-            "--model_name",
-            tmp_path / "model",
-            "--use_cpu",
-            "--max_steps",
-            2,
-            "--train_layer_norm",
-            "all",
-        ]
-        run(mlm, "--data", data, "--output_dir", tmp_path / "run", *flags)
-        assert "head for masked words: that of the checkpoint" in capsys.readouterr().out
+    def test_the_head_of_a_checkpoint_stays_frozen(self, encoder, data, tmp_path):
+        model, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        run(mlm, data=data, output_dir=tmp_path / "run", model_name=tmp_path / "model",
+            max_steps=2, train_layer_norm="all")  # fmt: skip
         assert not (tmp_path / "run" / "adapter" / mlm.HEAD_FILE).exists()
         weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
-        assert not any("cls." in key for key in weights), (
-            "a norm of the head, which other models do not have"
-        )
+        # Nor is the norm of the head, which other models do not have.
+        assert not any("cls." in key for key in weights)
         assert any("embeddings.LayerNorm" in key for key in weights)
 
     def test_the_loss_is_the_models_own(self, encoder, tmp_path):
         model, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
         adapted = get_peft_model(model, HoulsbyConfig())
         collator = DataCollatorForLanguageModeling(tokenizer, seed=0)
-        batch = dict(
-            collator([tokenizer(text) for text in minimal_pairs()["train"][:8]["sentence"]])
-        )
+        texts = minimal_pairs()["train"][:8]["sentence"]
+        batch = dict(collator([tokenizer(text) for text in texts]))
         arguments = RecipeTrainingArguments(
-            output_dir=str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False
+            str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False
         )
         trainer = mlm.MlmTrainer({}, model=adapted, args=arguments, data_collator=collator)
+        labels = batch["labels"]
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
-            logits = adapted.eval()(
-                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
-            ).logits
-            expected = cross_entropy(
-                logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100
-            )
-            assert trainer.compute_loss(adapted, dict(batch)) == pytest.approx(
-                expected.item(), rel=1e-5
-            )
-            nothing = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+            logits = adapted.eval()(**inputs).logits
+            expected = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+            loss = trainer.compute_loss(adapted, dict(batch))
+            assert loss == pytest.approx(expected.item(), rel=1e-5)
+            nothing = {**batch, "labels": torch.full_like(labels, -100)}
             assert trainer.compute_loss(adapted, nothing) == 0
 
     def test_a_checkpoint_brings_back_the_head(self, encoder, data, pretrained, tmp_path):
         folder = shutil.copytree(pretrained, tmp_path / "run")
         (folder / "results.json").unlink()
         shutil.rmtree(folder / "adapter")
-        flags = [
-            "--data",
-            data,
-            "--model_name",
-            encoder,
-            "--use_cpu",
-            "--max_steps",
-            3,
-            "--learning_rate",
-            "1e-2",
-        ]
-        run(mlm, *flags, "--output_dir", folder, "--resume_from_checkpoint", "last")
-        resumed, before = (
-            load_file(path / "adapter" / mlm.HEAD_FILE) for path in (folder, pretrained)
-        )
-        assert all(torch.equal(resumed[name], before[name]) for name in before)
+        run(mlm, data=data, model_name=encoder, max_steps=3, learning_rate=1e-2,
+            output_dir=folder, resume_from_checkpoint="last")  # fmt: skip
+        resumed = load_file(folder / "adapter" / mlm.HEAD_FILE)
+        before = load_file(pretrained / "adapter" / mlm.HEAD_FILE)
+        torch.testing.assert_close(resumed, before, rtol=0, atol=0)
 
     def test_evaluation_reads_the_adapter_and_the_head(self, data, pretrained, tmp_path):
-        flags = ["--data", data, "--evaluate", pretrained, "--output_dir", tmp_path, "--use_cpu"]
-        run(mlm, *flags)
+        """And masks the same words."""
+        run(mlm, data=data, evaluate=pretrained, output_dir=tmp_path)
         scores = json.loads((tmp_path / "evaluation.json").read_text())["scores"]
-        results = json.loads((pretrained / "results.json").read_text())
-        assert scores["loss"] == pytest.approx(results["best_score"], rel=1e-5), (
-            "the same words are masked"
-        )
+        assert scores["loss"] == pytest.approx(results_of(pretrained)["best_score"], rel=1e-5)
         assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
 
     def test_an_adapter_without_its_head_is_not_evaluated_with_a_random_one(
@@ -162,20 +120,8 @@ class TestPretraining:
     ):
         adapter = shutil.copytree(pretrained / "adapter", tmp_path / "adapter")
         (adapter / mlm.HEAD_FILE).unlink()
-        flags = [
-            "--data",
-            data,
-            "--evaluate",
-            adapter,
-            "--output_dir",
-            tmp_path / "scores",
-            "--max_length",
-            32,
-        ]
-        with pytest.raises(
-            RecipeError, match=r"needs the head for masked words .* lacks mlm_head\.safetensors"
-        ):
-            run(mlm, *flags, "--use_cpu")
+        with pytest.raises(RecipeError, match="needs the head"):
+            run(mlm, data=data, evaluate=adapter, output_dir=tmp_path / "scores", max_length=32)
 
     def test_a_run_that_was_killed_within_an_epoch_masks_the_same_words(
         self, encoder, data, pretrained, tmp_path
@@ -184,30 +130,18 @@ class TestPretraining:
         (folder / "results.json").unlink()
         for step in (2, 3):
             shutil.rmtree(folder / f"checkpoint-{step}")
-        flags = [
-            "--data",
-            data,
-            "--model_name",
-            encoder,
-            "--output_dir",
-            folder,
-            "--use_cpu",
-            "--max_steps",
-            3,
-        ]
-        run(mlm, *flags, *OFTEN)
+        run(mlm, data=data, model_name=encoder, output_dir=folder, max_steps=3, **OFTEN)
         last = Path("checkpoint-3", "adapter_model.safetensors")
         assert (folder / last).read_bytes() == (pretrained / last).read_bytes()
 
     def test_a_batch_has_the_same_words_masked_in_every_evaluation(self, encoder):
         _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
         texts = minimal_pairs()["train"][:16]["sentence"]
-        first, second = (
-            [dict(tokenizer(text)) for text in half] for half in (texts[:8], texts[8:])
-        )
+        first = [dict(tokenizer(text)) for text in texts[:8]]
+        second = [dict(tokenizer(text)) for text in texts[8:]]
         random = DataCollatorForLanguageModeling(tokenizer)
         batch, _, again = (mlm.mask_by_text(random, rows) for rows in (first, second, first))
-        assert all(torch.equal(batch[name], again[name]) for name in batch)
+        torch.testing.assert_close(batch, again, rtol=0, atol=0)
         assert random.seed is None, "in training, other words are masked each time"
 
     @pytest.mark.parametrize(
@@ -237,33 +171,21 @@ class TestPretraining:
         tokenizer.mask_token = None
         tokenizer.save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="mask token"):
-            run(
-                mlm,
-                "--data",
-                data,
-                "--model_name",
-                tmp_path,
-                "--use_cpu",
-                "--output_dir",
-                tmp_path / "run",
-            )
+            run(mlm, data=data, model_name=tmp_path, output_dir=tmp_path / "run")
 
 
-class TestInitAdapter:
-    def glue(self, encoder, data, tmp_path, *flags):
-        run(glue, "--task", "cola", "--data_dir", data.parent, "--model_name", encoder, "--use_cpu",
-            "--max_steps", 1, "--output_dir", tmp_path, *flags)  # fmt: skip
-        return load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+def test_a_recipe_starts_from_it_with_a_fresh_head(encoder, data, pretrained, tmp_path):
+    """At a learning rate that is zero in float32, a recipe saves what it started from."""
 
-    def test_a_recipe_starts_from_it_with_a_fresh_head(self, encoder, data, pretrained, tmp_path):
-        """At a learning rate that is zero in float32, a recipe saves what it started from."""
-        source = load_file(pretrained / "adapter" / "adapter_model.safetensors")
-        frozen = ["--learning_rate", 1e-60, "--init_adapter"]
-        first = self.glue(encoder, data, tmp_path / "first", *frozen, pretrained / "adapter")
-        assert all(torch.equal(first[key], value) for key, value in source.items())
-        again = self.glue(
-            encoder, data, tmp_path / "again", *frozen, tmp_path / "first" / "adapter", "--seed", 5
-        )
-        head = "base_model.model.classifier.weight"
-        assert set(first) == set(again) == {*source, head, "base_model.model.classifier.bias"}
-        assert not torch.equal(first[head], again[head]), "the head of the adapter it starts from"
+    def start_from(adapter, output, **flags):
+        run(glue, task="cola", data_dir=data.parent, model_name=encoder, max_steps=1,
+            learning_rate=1e-60, init_adapter=adapter, output_dir=output, **flags)  # fmt: skip
+        return load_file(output / "adapter" / "adapter_model.safetensors")
+
+    source = load_file(pretrained / "adapter" / "adapter_model.safetensors")
+    first = start_from(pretrained / "adapter", tmp_path / "first")
+    assert all(torch.equal(first[key], value) for key, value in source.items())
+    again = start_from(tmp_path / "first" / "adapter", tmp_path / "again", seed=5)
+    head = "base_model.model.classifier.weight"
+    assert set(first) == set(again) == {*source, head, "base_model.model.classifier.bias"}
+    assert not torch.equal(first[head], again[head]), "the head of the adapter it starts from"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe_runs import run
+from recipe_runs import start
 
 
 pytest.importorskip(
@@ -56,7 +56,7 @@ GROUPS = (
     TextArguments,
     PaperArguments,
 )
-KNOWN = {field.name for group in GROUPS for field in fields(group)} | {"task"}
+KNOWN = {f"--{field.name}" for group in GROUPS for field in fields(group)} | {"--task"}
 
 
 @cache
@@ -64,34 +64,26 @@ def commands(script: Path) -> list[tuple[str, ...]]:
     """Return the recipe and the flags of each command that a script runs."""
     say = """echo "COMMAND ${0##*/}$(printf ' %q' "$@")" """
     shell = f'python() {{ {say}; }}; accelerate() {{ {say}; }}; . "$1"'
-    found = subprocess.run(
-        ["bash", "-c", shell, "bash", str(script)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ},
-    )
-    lines = [shlex.split(line) for line in found.stdout.splitlines() if line.startswith("COMMAND ")]
+    command = ["bash", "-c", shell, "bash", str(script)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [shlex.split(line) for line in output.splitlines() if line.startswith("COMMAND ")]
     recipes = [line[2:] if line[2] != "launch" else line[3:] for line in lines]
     return [(Path(recipe).name, *flags) for recipe, *flags in recipes]
 
 
-def values(words: tuple[str, ...] | list[str], flag: str) -> list[str]:
+def values(words: Sequence[str], flag: str) -> list[str]:
     """The values of a flag on a command line."""
-    return list(
-        itertools.takewhile(lambda word: not word.startswith("--"), words[words.index(flag) + 1 :])
-    )
+    behind = words[words.index(flag) + 1 :]
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), behind))
 
 
 def check_flags(recipe: str, flags: list[str]) -> None:
     if recipe not in OF_GLUE:
-        unknown = {flag for flag in flags if flag.startswith("--")} - {
-            f"--{name}" for name in KNOWN
-        }
+        unknown = {flag for flag in flags if flag.startswith("--")} - KNOWN
         assert not unknown, f"{recipe} has no {unknown}"
         return
-    pairs = itertools.pairwise(["", *flags])
-    parse_arguments([flag for before, flag in pairs if before not in FILES and flag not in FILES])
+    of_files = {word for flag in FILES if flag in flags for word in (flag, *values(flags, flag))}
+    parse_arguments([word for word in flags if word not in of_files])
 
 
 def different(lines: list[list[str]]) -> list[list[str]]:
@@ -115,17 +107,12 @@ def test_the_commands_of_a_paper(script, tmp_path, monkeypatch):
                 recipe_and_flags = run_of_sweep.arguments
                 of_recipes.append([Path(recipe_and_flags[0]).name, *recipe_and_flags[1:]])
         elif recipe == "figure.py":
-            if flags[0] not in ("ablation", "robustness"):
-                with pytest.raises(RecipeError, match="There is no"):
-                    run(figure, *flags)
-            else:
-                with pytest.raises(
-                    (RecipeError, OSError)
-                ):  # there is no run, and perhaps no WordNet
-                    run(figure, *flags)
+            # There is no run, and perhaps no WordNet.
+            with pytest.raises((RecipeError, OSError)):
+                start(figure, *flags)
         elif recipe == "study_table.py":
             with pytest.raises(RecipeError, match="There is no finished run"):
-                run(study_table, *flags)
+                start(study_table, *flags)
         elif recipe == "no_bert.py":
             no_bert.make_parser().parse_args(flags)
         else:
@@ -167,9 +154,8 @@ def test_the_estimate_of_a_run():
 
 
 def sweeps() -> list[tuple[str, ...]]:
-    return [
-        command for script in SCRIPTS for command in commands(script) if command[0] == "sweep.py"
-    ]
+    every = itertools.chain(*map(commands, SCRIPTS))
+    return [command for command in every if command[0] == "sweep.py"]
 
 
 @pytest.mark.parametrize(
@@ -183,9 +169,9 @@ def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
     """Houlsby et al. 2019, sections 3.2 and 3.4: no WNLI, and one grid for adapters, top layers and
     norms.
     """
-    found = [words for words in sweeps() if values(words, "--output_dir") == [folder]]
-    assert found
-    for words in found:
+    commands_of_folder = [words for words in sweeps() if values(words, "--output_dir") == [folder]]
+    assert commands_of_folder
+    for words in commands_of_folder:
         assert values(words, "--task") == tasks
         if values(words, "--method") != ["full"]:
             assert values(words, "--learning_rate") == ["3e-5", "3e-4", "3e-3"]
@@ -193,19 +179,16 @@ def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
 
 
 def test_every_sweep_has_its_papers_preset():
-    assert not [
-        words
-        for words in sweeps()
-        if "--preset" not in words and "runs/methods" not in " ".join(words)
-    ]
+    for words in sweeps():
+        assert "--preset" in words or "runs/methods" in " ".join(words)
 
 
 def test_adapters_after_the_attention_only():
     """Houlsby et al. 2019, section 3.6."""
     command = parse_arguments(["--task", "cola", "--positions", "attention"])
     assert command.adapter.config().positions == ("attention",)
-    both = ["--kind", "parallel", "--positions", "attention", "feed_forward"]
-    config = parse_arguments(["--task", "cola", *both]).adapter.config()
+    flags = "--task cola --kind parallel --positions attention feed_forward"
+    config = parse_arguments(flags.split()).adapter.config()
     assert (config.kind, config.positions) == ("parallel", ("attention", "feed_forward"))
 
 
@@ -217,12 +200,11 @@ def test_the_presets_of_other_tasks_than_glue():
         ("squad", "houlsby2019"): ((3e-4, 10), (3e-5, 3)),
     }
     for (recipe, paper), of_methods in expected.items():
-        found = [preset(paper, method, 0, recipe) for method in ("houlsby", "full")]
-        assert tuple((own["learning_rate"], own["num_train_epochs"]) for own in found) == of_methods
-    assert (
-        preset("houlsby2019", "houlsby", 0, "squad")["model_name"]
-        == "google-bert/bert-large-uncased"
-    )
+        for method, (rate, epochs) in zip(("houlsby", "full"), of_methods, strict=True):
+            settings = preset(paper, method, 0, recipe)
+            assert (settings["learning_rate"], settings["num_train_epochs"]) == (rate, epochs)
+    of_squad = preset("houlsby2019", "houlsby", 0, "squad")
+    assert of_squad["model_name"] == "google-bert/bert-large-uncased"
     assert preset("mohebbi2020", "houlsby", 0, "paper_tasks")["head"] == "two_layer"
 
 
@@ -232,11 +214,7 @@ def test_the_dry_run_of_a_paper_starts_nothing():
         'accelerate() { echo "$@"; }; . "$1"'
     )
     for script in SCRIPTS:
-        found = subprocess.run(
-            ["bash", "-c", shell, "bash", str(script)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "DRY_RUN": "--dry_run"},
-        )
-        assert not found.stdout
+        command = ["bash", "-c", shell, "bash", str(script)]
+        environment = {**os.environ, "DRY_RUN": "--dry_run"}
+        output = subprocess.run(command, capture_output=True, env=environment, check=False).stdout
+        assert not output

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,25 +29,22 @@ from run.resumable_trainer import OrderOfEpoch
 from run.run import CONTENT, command_line, describe_content, differences, lock
 
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "glue.py"
 STEPS_PER_EPOCH = 12
-
-
-@pytest.fixture
-def flags(encoder, glue_data):
-    """A task for a tiny model with dropout: 12 steps in an epoch."""
-    return ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu",
-            "--num_train_epochs", 6, "--learning_rate", 1e-3,
-            "--per_device_train_batch_size", 8]  # fmt: skip
+BY_STEPS = {"save_strategy": "steps", "eval_strategy": "steps"}
 
 
 @pytest.fixture(scope="module")
-def finished(encoder, glue_data, tmp_path_factory):
+def flags(encoder, glue_data):
+    """A task for a tiny model with dropout: 12 steps in an epoch."""
+    return {"task": "cola", "data_dir": glue_data, "model_name": encoder, "num_train_epochs": 6,
+            "learning_rate": 1e-3, "per_device_train_batch_size": 8}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(flags, tmp_path_factory):
     """The folder of a finished run of 12 steps."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu",
-        "--max_steps", 12, "--num_train_epochs", 6, "--learning_rate", 1e-3,
-        "--per_device_train_batch_size", 8, "--output_dir", folder)  # fmt: skip
+    run(glue, **flags, max_steps=12, output_dir=folder)
     return folder
 
 
@@ -60,11 +56,6 @@ def folder(finished, tmp_path):
 
 def weights(folder):
     return load_file(folder / "adapter" / "adapter_model.safetensors")
-
-
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def scores(folder):
@@ -145,37 +136,18 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(flags, tmp_path)
     """In the middle of epochs, as 5 does not divide 12; in the order of length groups; with
     accumulated gradients.
     """
-    command = [
-        *flags,
-        *(
-            "--save_strategy",
-            "steps",
-            "--save_steps",
-            5,
-            "--eval_strategy",
-            "steps",
-            "--eval_steps",
-            5,
-        ),
-        *(
-            "--gradient_accumulation_steps",
-            2,
-            "--per_device_train_batch_size",
-            4,
-            "--num_train_epochs",
-            3,
-        ),
-    ]
-    run(glue, *command, "--output_dir", tmp_path / "whole")
+    command = {**flags, **BY_STEPS, "save_steps": 5, "eval_steps": 5, "num_train_epochs": 3,
+               "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}  # fmt: skip
+    run(glue, **command, output_dir=tmp_path / "whole")
     folder = tmp_path / "killed"
-    child = forked(lambda: run(glue, *command, "--output_dir", folder), tmp_path / "log")
+    child = forked(lambda: run(glue, **command, output_dir=folder), tmp_path / "log")
     wait_until(lambda: in_a_checkpoint(folder), child)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert not (folder / "results.json").exists()
 
-    run(glue, *command, "--output_dir", folder)
-    assert_equal(weights(folder), weights(tmp_path / "whole"))
+    run(glue, **command, output_dir=folder)
+    torch.testing.assert_close(weights(folder), weights(tmp_path / "whole"), rtol=0, atol=0)
     assert scores(folder) == scores(tmp_path / "whole")
 
 
@@ -185,216 +157,156 @@ def test_runs_that_are_killed_at_any_change_of_a_file():
     pytest.importorskip("ctypes")
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
-    command = [
-        sys.executable,
-        killed_runs.__file__,
-        "--kills",
-        "12",
-        "--seed",
-        str(random.randrange(10**6)),
-    ]
+    seed = str(random.randrange(10**6))
+    command = [sys.executable, killed_runs.__file__, "--kills", "12", "--seed", seed]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "12 of 12 killed runs are identical" in done.stdout
 
 
+def times(folder):
+    """When each file of a folder was changed."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
 class TestTheSameRun:
-    def test_a_finished_run_is_left_as_it_is(self, folder, flags, capsys):
-        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-        run(glue, *flags, "--max_steps", 12, "--output_dir", folder, "--logging_steps", 1)
-        assert "holds this run, finished: nothing is trained" in capsys.readouterr().out
-        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"logging_steps": 1, "per_device_eval_batch_size": 4},
+            {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+        ],
+        ids=["flags that teach nothing", "the same rows per step in other parts"],
+    )
+    def test_a_finished_run_is_left_as_it_is(self, changes, folder, flags):
+        untouched = times(folder)
+        run(glue, **{**flags, **changes}, max_steps=12, output_dir=folder)
+        assert times(folder) == untouched
 
-    def test_the_same_data_and_encoder_elsewhere(
-        self, folder, flags, glue_data, encoder, tmp_path, capsys
-    ):
-        data, model = (
-            shutil.copytree(glue_data, tmp_path / "data"),
-            shutil.copytree(encoder, tmp_path / "model"),
-        )
-        elsewhere = [
-            data if flag == glue_data else model if flag == encoder else flag for flag in flags
-        ]
-        run(glue, *elsewhere, "--max_steps", 12, "--output_dir", folder)
-        assert "nothing is trained" in capsys.readouterr().out
+    def test_the_same_data_and_encoder_elsewhere(self, folder, flags, tmp_path):
+        elsewhere = dict(flags)
+        for name in ("data_dir", "model_name"):
+            elsewhere[name] = shutil.copytree(flags[name], tmp_path / name)
+        untouched = times(folder)
+        run(glue, **elsewhere, max_steps=12, output_dir=folder)
+        assert times(folder) == untouched
 
-    def test_the_same_rows_per_step_in_other_parts(self, folder, flags, capsys):
-        run(glue, *flags, "--max_steps", 12, "--output_dir", folder,
-            "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 2)  # fmt: skip
-        assert "nothing is trained" in capsys.readouterr().out
-
-    def test_an_argument_that_another_version_did_not_know(self, folder, flags, capsys):
+    def test_an_argument_that_another_version_did_not_know(self, folder, flags):
         arguments = json.loads((folder / "arguments.json").read_text())
         del arguments["adam_epsilon"], arguments["lr_scheduler_kwargs"]
         (folder / "arguments.json").write_text(json.dumps({**arguments, "gone": 3}))
-        run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
-        assert "nothing is trained" in capsys.readouterr().out
+        untouched = times(folder)
+        run(glue, **flags, max_steps=12, output_dir=folder)
+        assert times(folder) == untouched
 
     @pytest.mark.parametrize(
-        ("flag", "value"),
-        [("learning_rate", 2e-3), ("per_device_train_batch_size", 4), ("r", 8), ("seed", 1)],
+        ("flag", "value", "named"),
+        [
+            ("learning_rate", 2e-3, "learning_rate"),
+            ("per_device_train_batch_size", 4, "rows_per_step"),
+            ("r", 8, "r"),
+            ("seed", 1, "seed"),
+        ],
     )
-    def test_another_run_is_refused_and_nothing_lost(self, folder, flags, flag, value):
-        before = (folder / "results.json").read_text()
-        named = "rows_per_step" if "batch" in flag else flag
-        with pytest.raises(
-            RecipeError,
-            match=rf"other arguments or data: {named} was .*, is .*--overwrite_output_dir",
-        ):
-            run(glue, *flags, "--max_steps", 12, "--output_dir", folder, f"--{flag}", value)
-        assert (folder / "results.json").read_text() == before
+    def test_another_run_is_refused_and_nothing_lost(self, folder, flags, flag, value, named):
+        untouched = times(folder)
+        with pytest.raises(RecipeError, match=f": {named} was"):
+            run(glue, **{**flags, flag: value}, max_steps=12, output_dir=folder)
+        assert times(folder) == untouched
 
-    def test_other_data_under_the_same_name(self, folder, flags, glue_data, tmp_path):
-        data = shutil.copytree(glue_data, tmp_path / "data")
+    def test_other_data_under_the_same_name(self, folder, flags, tmp_path):
+        data = shutil.copytree(flags["data_dir"], tmp_path / "data")
         with (data / "cola" / "train.csv").open("a") as file:
             file.write("one more sentence,0\n")
-        flags[flags.index(glue_data)] = data
-        with pytest.raises(RecipeError, match="data of train has changed"):
-            run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
+        with pytest.raises(RecipeError, match="data of train"):
+            run(glue, **{**flags, "data_dir": data}, max_steps=12, output_dir=folder)
+
+    def test_other_data_on_the_hub(self, tmp_path):
+        """Their content is not known, so that their name counts."""
+        file = write(tmp_path / "a.csv", text=["a"])
+        arguments = {"data": "a", CONTENT: describe_content({"train": [file]}, {})}
+        assert list(differences(arguments, {"data": "b", CONTENT: {}})) == ["data"]
 
     def test_starting_over_leaves_nothing_of_another_method(self, folder, flags):
-        run(
-            glue,
-            *flags,
-            "--max_steps",
-            1,
-            "--output_dir",
-            folder,
-            "--method",
-            "linear",
-            "--overwrite_output_dir",
-        )
+        run(glue, **flags, max_steps=1, output_dir=folder, method="linear",
+            overwrite_output_dir=True)  # fmt: skip
         assert not (folder / "adapter").exists()
         assert (folder / "model" / "model.safetensors").exists()
         assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
 
     def test_a_folder_of_an_unknown_run(self, flags, tmp_path):
         (tmp_path / "results.json").write_text('{"task": "cola"}')
-        with pytest.raises(RecipeError, match=r"arguments\.json is missing"):
-            run(glue, *flags, "--output_dir", tmp_path)
-
-    def test_what_counts(self, tmp_path):
-        names = {
-            "learning_rate",
-            "ddp_timeout",
-            "torch_compile",
-            "per_device_eval_batch_size",
-            "deepspeed",
-            "fsdp",
-        }
-        assert list(differences(dict.fromkeys(names, 1), dict.fromkeys(names, 2))) == [
-            "learning_rate"
-        ]
-        file = write(tmp_path / "a.csv", text=["a"])
-        known = {"data": "a", CONTENT: describe_content({"train": [file]}, {})}
-        assert differences(known, {**known, "data": "b"}) == {}
-        assert list(differences(known, {"data": "b", CONTENT: {}})) == ["data"]
+        with pytest.raises(RecipeError, match="is missing"):
+            run(glue, **flags, output_dir=tmp_path)
 
 
 class TestResuming:
     def test_more_steps(self, folder, flags):
-        run(
-            glue,
-            *flags,
-            "--max_steps",
-            18,
-            "--output_dir",
-            folder,
-            "--resume_from_checkpoint",
-            "last",
-        )
+        run(glue, **flags, max_steps=18, output_dir=folder, resume_from_checkpoint="last")
         assert [entry["step"] for entry in scores(folder)] == [12, 18]
 
     @pytest.mark.parametrize(
-        ("flag", "value"), [("--learning_rate", 2e-3), ("--optim", "sgd"), ("--adam_beta1", 0.5)]
+        "change", [{"learning_rate": 2e-3}, {"optim": "sgd"}, {"adam_beta1": 0.5}]
     )
-    def test_what_a_checkpoint_restores_must_stay(self, folder, flags, flag, value):
-        more = [
-            "--max_steps",
-            18,
-            "--output_dir",
-            folder,
-            "--resume_from_checkpoint",
-            "last",
-            flag,
-            value,
-        ]
-        with pytest.raises(RecipeError, match=f"restores the optimizer.*{flag[2:]} was"):
-            run(glue, *flags, *more)
+    def test_what_a_checkpoint_restores_must_stay(self, folder, flags, change):
+        (name,) = change
+        resumed = {"max_steps": 18, "output_dir": folder, "resume_from_checkpoint": "last"}
+        with pytest.raises(RecipeError, match=f"restores .*{name} was"):
+            run(glue, **{**flags, **resumed, **change})
 
     @pytest.mark.parametrize(
-        ("damaged", "content", "said"),
+        ("damaged", "content"),
         [
-            (COMPLETE, None, "it is incomplete"),
-            ("optimizer.pt", None, "it lacks optimizer.pt"),
-            ("scheduler.pt", b"another", "scheduler.pt is not as it was saved"),
-            ("rng_state.pth", None, "it lacks rng_state.pth"),
+            (COMPLETE, None),
+            ("optimizer.pt", None),
+            ("scheduler.pt", b"another"),
+            ("rng_state.pth", None),
         ],
     )
-    def test_an_incomplete_checkpoint_is_skipped(
-        self, damaged, content, said, folder, flags, capsys
-    ):
+    def test_an_incomplete_checkpoint_is_skipped(self, damaged, content, folder, flags, capsys):
         (folder / "results.json").unlink()
         newer = folder / "checkpoint-20"
         shutil.copytree(folder / "checkpoint-12", newer)
         (newer / damaged).unlink()
         if content is not None:
             (newer / damaged).write_bytes(content)
-        run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
-        printed = capsys.readouterr().out
-        assert f"checkpoint-20: {said}" in printed
-        assert f"Resuming from {folder / 'checkpoint-12'}" in printed
+        run(glue, **flags, max_steps=12, output_dir=folder)
+        assert f"Resuming from {folder / 'checkpoint-12'}" in capsys.readouterr().out
 
-    def test_weights_that_are_gone_are_made_again(self, folder, flags, capsys):
-        weights = folder / "adapter" / "adapter_model.safetensors"
-        before = weights.read_bytes()
+    def test_weights_that_are_gone_are_made_again(self, folder, flags):
+        weights = (folder / "adapter" / "adapter_model.safetensors").read_bytes()
         shutil.rmtree(folder / "adapter")
-        run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
-        assert "its weights are gone or damaged: they are made again" in capsys.readouterr().out
-        assert weights.read_bytes() == before
+        run(glue, **flags, max_steps=12, output_dir=folder)
+        assert (folder / "adapter" / "adapter_model.safetensors").read_bytes() == weights
 
-    def test_a_best_checkpoint_that_is_gone(self, flags, tmp_path, capsys):
+    def test_a_best_checkpoint_that_is_gone(self, flags, tmp_path):
         """With a rate of almost 0, the first epoch is the best."""
-        command = [*flags, "--learning_rate", 1e-60, "--num_train_epochs", 2]
-        run(glue, *command, "--output_dir", tmp_path)
-        first = min(tmp_path.glob("checkpoint-*"), key=step_of)
-        assert json.loads((tmp_path / "results.json").read_text())["best_epoch"] == 1
+        command = {**flags, "learning_rate": 1e-60, "num_train_epochs": 2}
+        run(glue, **command, output_dir=tmp_path)
+        assert results_of(tmp_path)["best_epoch"] == 1
         (tmp_path / "results.json").unlink()
-        shutil.rmtree(first)
-        run(glue, *command, "--output_dir", tmp_path)
-        assert f"{first}, the best so far, is gone" in capsys.readouterr().out
-        assert json.loads((tmp_path / "results.json").read_text())["best_epoch"] is None
+        shutil.rmtree(min(tmp_path.glob("checkpoint-*"), key=step_of))
+        run(glue, **command, output_dir=tmp_path)
+        assert results_of(tmp_path)["best_epoch"] is None
 
     def test_early_stopping_counts_on_after_a_crash(self, flags, tmp_path):
         """With a rate of almost 0 no epoch is better than the first: two more are scored, whatever
         happens between.
         """
-        command = [*flags, "--learning_rate", 1e-60, "--early_stopping_patience", 2,
-                   "--save_total_limit", 3, "--per_device_train_batch_size", 32]  # fmt: skip
-        run(glue, *command, "--output_dir", tmp_path)
+        command = {**flags, "learning_rate": 1e-60, "early_stopping_patience": 2,
+                   "save_total_limit": 3, "per_device_train_batch_size": 32}  # fmt: skip
+        run(glue, **command, output_dir=tmp_path)
         assert [entry["epoch"] for entry in scores(tmp_path)] == [1, 2, 3]
         (tmp_path / "results.json").unlink()
         shutil.rmtree(tmp_path / "checkpoint-9")
-        run(glue, *command, "--output_dir", tmp_path)
+        run(glue, **command, output_dir=tmp_path)
         assert [entry["epoch"] for entry in scores(tmp_path)] == [1, 2, 3]
 
     @pytest.mark.parametrize(
         ("end", "steps"),
         [
-            (
-                (
-                    "--max_steps",
-                    10,
-                    "--eval_strategy",
-                    "steps",
-                    "--eval_steps",
-                    5,
-                    "--save_strategy",
-                    "steps",
-                ),
-                [5, 10],
-            ),
-            (("--early_stopping_patience", 1, "--per_device_train_batch_size", 32), [3, 6]),
+            ({"max_steps": 10, "eval_steps": 5, **BY_STEPS}, [5, 10]),
+            ({"early_stopping_patience": 1, "per_device_train_batch_size": 32}, [3, 6]),
         ],
         ids=["in an epoch", "stopped early"],
     )
@@ -402,26 +314,21 @@ class TestResuming:
         """With a rate of almost 0, the first evaluation is the best; its checkpoint is found where
         the folder is.
         """
-        command = [*flags, "--learning_rate", 1e-60, "--save_total_limit", 3, *end]
-        run(glue, *command, "--output_dir", tmp_path / "before")
+        command = {**flags, "learning_rate": 1e-60, "save_total_limit": 3, **end}
+        run(glue, **command, output_dir=tmp_path / "before")
         expected = scores(tmp_path / "before")
         assert [entry["step"] for entry in expected] == steps
         (tmp_path / "before" / "results.json").unlink()
         (tmp_path / "before").rename(tmp_path / "after")
-        run(glue, *command, "--output_dir", tmp_path / "after")
+        run(glue, **command, output_dir=tmp_path / "after")
         assert scores(tmp_path / "after") == expected
         assert results_of(tmp_path / "after")["best_epoch"] == expected[0]["epoch"]
 
 
 class TestEnds:
     def test_a_loss_that_is_no_number_stops_the_run(self, flags, tmp_path):
-        with pytest.raises(
-            RecipeError,
-            match=r"loss is nan at step [2-9], with the learning rate .* of at most 1e\+30",
-        ):
-            run(
-                glue, *flags, "--learning_rate", 1e30, "--warmup_steps", 0, "--output_dir", tmp_path
-            )
+        with pytest.raises(RecipeError, match="loss is nan"):
+            run(glue, **{**flags, "learning_rate": 1e30}, warmup_steps=0, output_dir=tmp_path)
         assert not (tmp_path / "results.json").exists()
 
     def test_two_runs_in_one_folder(self, tmp_path):
@@ -429,52 +336,45 @@ class TestEnds:
         lock(tmp_path)  # this process has it
 
         def other_process():
-            with pytest.raises(RecipeError, match="is in use by another run") as refused:
+            with pytest.raises(RecipeError, match="in use"):
                 lock(tmp_path)
-            print(refused.value)
 
-        os.waitpid(forked(other_process, tmp_path / "log"), 0)
-        assert "is in use by another run" in (tmp_path / "log").read_text()
+        child = forked(other_process, tmp_path / "log")
+        assert os.waitpid(child, 0)[1] == 0, (tmp_path / "log").read_text()
 
     @pytest.mark.parametrize(
-        ("error", "status", "said"),
+        ("error", "code"),
         [
-            (RecipeError("wrong"), "error: wrong", None),
-            (
-                ValueError("Invalid learning rate: -1"),
-                "error: Invalid learning rate: -1 (--debug shows where)",
-                None,
-            ),
-            (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", None),
-            (KeyboardInterrupt(), 130, "The same command resumes"),
+            (RecipeError("wrong"), "error: wrong"),
+            (ValueError("wrong"), "error: wrong (--debug shows where)"),
+            (OSError(errno.ENOSPC, "full"), "error: [Errno 28] full (--debug shows where)"),
+            (KeyboardInterrupt(), 130),
         ],
         ids=lambda value: type(value).__name__,
     )
-    def test_one_line(self, error, status, said, capsys, monkeypatch):
-        monkeypatch.delenv("HOULSBY_DEBUG", raising=False)
-
+    def test_one_line(self, error, code, monkeypatch):
         def fail():
             raise error
 
+        monkeypatch.delenv("HOULSBY_DEBUG", raising=False)
         with pytest.raises(SystemExit) as stopped:
             end_with_one_line(fail)
-        assert stopped.value.code == status or str(status) in str(stopped.value.code)
-        assert (said or "") in capsys.readouterr().err
+        assert stopped.value.code == code
         monkeypatch.setenv("HOULSBY_DEBUG", "1")
-        if isinstance(error, Exception):
-            with pytest.raises(type(error)):
-                end_with_one_line(fail)
+        with pytest.raises((type(error), SystemExit)) as raised:
+            end_with_one_line(fail)
+        assert raised.type is type(error) or code == 130
 
     def test_a_bug_keeps_its_traceback(self):
         with pytest.raises(ZeroDivisionError):
             end_with_one_line(lambda: 1 / 0)
 
     def test_sigterm(self, flags, tmp_path):
-        command = [*flags, "--output_dir", tmp_path, "--num_train_epochs", 500]
+        command = {**flags, "output_dir": tmp_path, "num_train_epochs": 500}
 
         def work():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            end_with_one_line(lambda: run(glue, *command))
+            end_with_one_line(lambda: run(glue, **command))
 
         child = forked(work, tmp_path / "log")
         wait_until(lambda: last_step(tmp_path), child)
@@ -485,20 +385,25 @@ class TestEnds:
         assert "Traceback" not in printed
 
 
-class TestWhatIsSaved:
-    def test_no_token_lies_beside_the_adapter(self, flags, tmp_path):
-        run(glue, *flags, "--max_steps", 1, "--output_dir", tmp_path, "--hub_token", "hf_secret")
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        assert files
-        assert not [path for path in files if b"hf_secret" in path.read_bytes()]
+def test_no_token_lies_beside_the_adapter(flags, tmp_path):
+    run(glue, **flags, max_steps=1, output_dir=tmp_path, hub_token="hf_secret")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"hf_secret" in path.read_bytes()]
 
-    def test_the_command_tells_no_secrets(self, monkeypatch):
-        words = ["/home/ann/recipes/glue.py", "--data_dir=/home/ann/data", "--hub_token", "hf_x"]
-        assert (
-            command_line(words, "hf_x")
-            == "python recipes/glue.py --data_dir=data --hub_token TOKEN"
-        )
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-        assert command_line(words, "hf_x").startswith("accelerate launch recipes/glue.py")
-        words[0] = "/home/ann/recipes/studies/paper_tasks.py"
-        assert command_line(words).startswith("accelerate launch recipes/studies/paper_tasks.py")
+
+@pytest.mark.parametrize(
+    ("script", "environment", "expected"),
+    [
+        ("glue.py", {}, "python recipes/glue.py"),
+        ("glue.py", {"ACCELERATE_MIXED_PRECISION": "no"}, "accelerate launch recipes/glue.py"),
+        ("studies/paper_tasks.py", {}, "python recipes/studies/paper_tasks.py"),
+    ],
+)
+def test_the_command_tells_how_it_was_launched_and_no_secrets(
+    script, environment, expected, monkeypatch
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    words = [f"/home/ann/recipes/{script}", "--data_dir=/home/ann/data", "--hub_token", "hf_x"]
+    assert command_line(words, "hf_x") == f"{expected} --data_dir=data --hub_token TOKEN"

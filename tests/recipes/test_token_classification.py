@@ -41,12 +41,8 @@ def sentences(size, seed=0):
     rng = random.Random(seed)
     for _ in range(size):
         words, tags = [], []
-        for chunk, kind in [
-            (rng.choice(NAMES), "PER"),
-            ("visits", ""),
-            (rng.choice(PLACES), "LOC"),
-            (".", ""),
-        ]:
+        name, place = rng.choice(NAMES), rng.choice(PLACES)
+        for chunk, kind in ((name, "PER"), ("visits", ""), (place, "LOC"), (".", "")):
             for number, word in enumerate(chunk.split()):
                 words.append(word)
                 tags.append("O" if not kind else f"{'I' if number else 'B'}-{kind}")
@@ -55,10 +51,8 @@ def sentences(size, seed=0):
 
 def write_conll(path, size, seed=0):
     blocks = ["-DOCSTART- -X- O"]
-    blocks += [
-        "\n".join(f"{word} _ {tag}" for word, tag in zip(*pair, strict=True))
-        for pair in sentences(size, seed)
-    ]
+    for words, tags in sentences(size, seed):
+        blocks.append("\n".join(f"{word} _ {tag}" for word, tag in zip(words, tags, strict=True)))
     path.write_text("\n\n".join(blocks) + "\n\n")
 
 
@@ -83,125 +77,77 @@ def data(tmp_path):
     return tmp_path
 
 
-def tag(encoder, data, output, *flags):
-    run(
-        token_classification,
-        "--data",
-        data,
-        "--model_name",
-        encoder,
-        "--output_dir",
-        output,
-        "--use_cpu",
-        "--max_steps",
-        2,
-        *flags,
-    )
+def train(encoder, data, output, **flags):
+    folders = {"data": data, "model_name": encoder, "output_dir": output}
+    run(token_classification, **folders, max_steps=2, **flags)
     return results_of(output)
+
+
+def evaluate(data, trained, output):
+    run(token_classification, data=data, evaluate=trained, output_dir=output)
+    return json.loads((output / "evaluation.json").read_text())
 
 
 class TestRuns:
     def test_the_words_that_the_kept_weights_contradict_are_listed(self, encoder, data, tmp_path):
-        tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
+        train(encoder, data, tmp_path / "run", learning_rate=1e-2)
         issues = pd.read_csv(tmp_path / "run" / "label_issues.csv")
-        listed = ["row", "text", "position", "word", "label", "suggestion", "probability"]
-        assert list(issues) == listed
+        columns = ["row", "text", "position", "word", "label", "suggestion", "probability"]
+        assert list(issues) == columns
         assert issues["probability"].is_monotonic_decreasing
         adapter, expected = houlsby_peft.load(tmp_path / "run"), []
         for words, tags in (pair for number in range(3) for pair in sentences(48, number)):
             batch = adapter.tokenizer([words], is_split_into_words=True, return_tensors="pt")
             with torch.no_grad():
                 numbers = adapter.model(**batch).logits[0].argmax(-1).tolist()
-            for position, (word, expected_tag) in enumerate(zip(words, tags, strict=True)):
-                tag_there = adapter.labels[numbers[batch.word_ids().index(position)]]
-                if tag_there != expected_tag:
-                    row = (" ".join(words), position + 1, word, expected_tag, tag_there)
-                    expected.append(row)
-        assert sorted(issues[listed[1:6]].itertuples(index=False, name=None)) == sorted(expected)
+            for position, (word, tag) in enumerate(zip(words, tags, strict=True)):
+                predicted = adapter.labels[numbers[batch.word_ids().index(position)]]
+                if predicted != tag:
+                    expected.append((" ".join(words), position + 1, word, tag, predicted))
         assert expected
+        assert sorted(issues[columns[1:6]].itertuples(index=False, name=None)) == sorted(expected)
 
     def test_entities(self, encoder, data, tmp_path):
-        results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
+        results = train(encoder, data, tmp_path / "run", learning_rate=1e-2)
         assert results["labels"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
         assert results["chosen_by"] == "f1"
-        assert (
-            PeftConfig.from_pretrained(tmp_path / "run" / "adapter").saved.record.max_length == 128
-        )
+        adapter = tmp_path / "run" / "adapter"
+        assert PeftConfig.from_pretrained(adapter).saved.record.max_length == 128
         model = AutoModelForTokenClassification.from_pretrained(encoder, num_labels=5)
-        model = PeftModel.from_pretrained(model, tmp_path / "run" / "adapter").eval()
+        model = PeftModel.from_pretrained(model, adapter).eval()
         tokenizer = AutoTokenizer.from_pretrained(encoder)
         right = []
         for words, tags in sentences(48, seed=2):
             tokens = tokenizer(words, is_split_into_words=True, return_tensors="pt")
             with torch.no_grad():
                 predicted = model(**tokens).logits[0].argmax(-1)
-            first = [tokens.word_ids().index(word) for word in range(len(words))]
-            right += [
-                results["labels"][predicted[token]] == tag
-                for token, tag in zip(first, tags, strict=True)
-            ]
+            for position, tag in enumerate(tags):
+                token = tokens.word_ids().index(position)
+                right.append(results["labels"][predicted[token]] == tag)
         assert results["test"]["accuracy"] == pytest.approx(np.mean(right))
         for files, name in ((data, "best_scores"), (data / "test.conll", "test")):
-            flags = [
-                "--data",
-                files,
-                "--evaluate",
-                tmp_path / "run",
-                "--output_dir",
-                tmp_path / "again",
-                "--use_cpu",
-            ]
-            run(token_classification, *flags)
-            found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
-            assert found["scores"] == pytest.approx({**found["scores"], **results[name]}, rel=1e-4)
-
-    def test_another_file_is_scored_as_the_test_split_was(self, encoder, data, tmp_path):
-        results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
-        run(
-            token_classification,
-            "--data",
-            data / "test.conll",
-            "--evaluate",
-            tmp_path / "run",
-            "--output_dir",
-            tmp_path / "again",
-            "--use_cpu",
-        )
-        found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
-        assert found["scores"] == pytest.approx({**found["scores"], **results["test"]}, rel=1e-4)
+            scores = evaluate(files, tmp_path / "run", tmp_path / "again")["scores"]
+            assert scores == pytest.approx({**scores, **results[name]}, rel=1e-4)
 
     @pytest.mark.parametrize("name", ["train.jsonl", "."])
     def test_parts_of_speech_from_lists_and_a_split_of_its_own(self, encoder, tmp_path, name):
-        rows = [
-            {"words": words, "upos": ["X" if tag == "O" else "NOUN" for tag in tags]}
-            for words, tags in sentences(40)
-        ]
+        rows = []
+        for words, tags in sentences(40):
+            rows.append({"words": words, "upos": ["X" if tag == "O" else "NOUN" for tag in tags]})
         pd.DataFrame(rows).to_json(tmp_path / "train.jsonl", orient="records", lines=True)
-        results = tag(encoder, tmp_path / name, tmp_path / "run")
+        results = train(encoder, tmp_path / name, tmp_path / "run")
         assert results["labels"] == ["NOUN", "X"]
         assert results["chosen_by"] == "accuracy"
         assert "f1" not in results["epochs"][0]
         # Its own data are scored on the eight sentences that it was not trained on.
-        run(
-            token_classification,
-            "--data",
-            tmp_path / name,
-            "--evaluate",
-            tmp_path / "run",
-            "--use_cpu",
-            "--output_dir",
-            tmp_path / "again",
-        )
-        found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
-        assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
-        assert found["dataset"]["rows"] == {"validation": 8}
+        evaluation = evaluate(tmp_path / name, tmp_path / "run", tmp_path / "again")
+        assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+        assert evaluation["dataset"]["rows"] == {"validation": 8}
 
     def test_a_tag_that_training_lacks(self, encoder, data, tmp_path):
         (data / "validation.conll").write_text("Ada O\n\nOslo B-GPE\n")
-        with pytest.raises(
-            RecipeError, match=r"validation: line 3 has the tag 'B-GPE', .*: they have B-LOC, B-PER"
-        ):
-            tag(encoder, data, tmp_path / "run")
+        with pytest.raises(RecipeError, match="line 3 has the tag 'B-GPE'"):
+            train(encoder, data, tmp_path / "run")
 
 
 class TestData:
@@ -226,21 +172,15 @@ class TestData:
         ],
     )
     def test_words_without_tags(self, row):
-        with pytest.raises(RecipeError, match="a list of words and one of as many tags; row 0 has"):
+        with pytest.raises(RecipeError, match="row 0"):
             read_words({"train": Dataset.from_dict(row)})
 
 
 class TestAlignment:
     def test_a_words_tag_is_on_its_first_piece(self, tokenizer):
         row = tokenize_words([(["Ada", "visits", "Oslo"], [3, 1, 2])], tokenizer, 16)[0]
-        assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == [
-            "[CLS]",
-            "ada",
-            "visit",
-            "##s",
-            "oslo",
-            "[SEP]",
-        ]
+        tokens = tokenizer.convert_ids_to_tokens(row["input_ids"])
+        assert " ".join(tokens) == "[CLS] ada visit ##s oslo [SEP]"
         assert row["labels"] == [IGNORED, 3, 1, IGNORED, 2, IGNORED]
 
     @pytest.mark.parametrize("max_length", [3, 4, 5, 7])
@@ -252,13 +192,13 @@ class TestAlignment:
         assert all(len(row) <= max_length for row in rows["labels"])
 
     def test_a_tokenizer_that_does_not_tell_where_tokens_are(self):
-        with pytest.raises(RecipeError, match=r"needs a fast tokenizer, .*; CanineTokenizer does"):
+        with pytest.raises(RecipeError, match="CanineTokenizer"):
             tokenize_words([(["Ada"], [0])], CanineTokenizer(), 16)
 
     def test_blank_words_and_empty_sentences(self, tokenizer):
         rows = tokenize_words([([], []), (["Ada", " ", "Oslo"], [0, 1, 2])], tokenizer, 16)
         assert [tag for tag in rows[0]["labels"] if tag != IGNORED] == [0, 2]
-        with pytest.raises(RecipeError, match="all sentences of a split are empty"):
+        with pytest.raises(RecipeError, match="are empty"):
             tokenize_words([([], [])], tokenizer, 16)
 
 
@@ -266,25 +206,21 @@ class TestScores:
     def test_scores_by_hand(self):
         expected = [["B-X", "I-X", "O"], ["B-Y", "O", "B-X"]]
         predicted = [["B-X", "O", "O"], ["B-Y", "O", "B-X"]]
-        assert entity_scores(expected, predicted) == pytest.approx(
-            {"f1": 4 / 6, "precision": 2 / 3, "recall": 2 / 3}
-        )
+        scores = {"f1": 4 / 6, "precision": 2 / 3, "recall": 2 / 3}
+        assert entity_scores(expected, predicted) == pytest.approx(scores)
         assert entity_scores([["O"]], [["O"]]) == {"f1": 0, "precision": 0, "recall": 0}
 
     def test_no_entity_is_expected_or_predicted(self):
         """As in a split whose tags are withheld."""
-        tags = TaggingTask(name="t", labels=("B-X", "O"))
-        classes = tags.describe(np.array([[[0.0, 1.0]] * 3]), np.array([[1, 1, IGNORED]]))
+        task = TaggingTask(name="t", labels=("B-X", "O"))
+        classes = task.describe(np.array([[[0.0, 1.0]] * 3]), np.array([[1, 1, IGNORED]]))
         assert (classes.by_class(), classes.confusion()) == ({}, None)
-        assert classes.table() == "none occurs among the labels or the predictions"
 
     def test_scores_leave_out_what_is_no_word(self):
         outputs = np.full((1, 4, 2), -1.0)
         outputs[0, [1, 2], [0, 1]] = 1
         outputs[0, 3] = np.nan
-        scores = TaggingTask(name="t", labels=("B-X", "O")).score(
-            EvalPrediction(outputs, np.array([[IGNORED, 0, 0, IGNORED]]))
-        )
-        assert scores == pytest.approx(
-            {"accuracy": 1 / 2, "f1": 2 / 3, "precision": 1, "recall": 1 / 2}
-        )
+        task = TaggingTask(name="t", labels=("B-X", "O"))
+        scores = task.score(EvalPrediction(outputs, np.array([[IGNORED, 0, 0, IGNORED]])))
+        expected = {"accuracy": 1 / 2, "f1": 2 / 3, "precision": 1, "recall": 1 / 2}
+        assert scores == pytest.approx(expected)

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import pytest
 
 import houlsby_peft
+from answers import near
 from hub_models import WORDS
 
 
@@ -36,13 +37,6 @@ def service(folder):
     service = ServiceInThread(folder, hosts=["127.0.0.1"], **limits)
     yield service
     service.stop()
-
-
-def near(results):
-    """Results of text classification, each one label or several, as values that nearly compare."""
-    if isinstance(results, dict):
-        return {**results, "score": pytest.approx(results["score"], rel=1e-4)}
-    return [near(result) for result in results]
 
 
 def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
@@ -409,7 +403,8 @@ def test_the_tools_of_operators_read_their_files(command, tmp_path):
     if shutil.which(words[0]) is None:
         pytest.skip(f"There is no {words[0]}")
     environment = {**os.environ, "HOME": str(tmp_path)}
-    subprocess.run(words, check=True, capture_output=True, timeout=60, env=environment)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def test_systemd_reads_the_unit(tmp_path):

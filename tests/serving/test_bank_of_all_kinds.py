@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import houlsby_peft
+from answers import near
 from houlsby_peft import AdapterError, HubError, TaskBank, TaskSource
 from hub_models import WORDS, make_adapter, save_adapter
 
@@ -77,14 +78,6 @@ def expected(folders, requests):
     return [alone[task].predict(text, batch_size=1)[0] for task, text in requests]
 
 
-def approximately(value):
-    if isinstance(value, dict):
-        return {key: approximately(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [approximately(item) for item in value]
-    return pytest.approx(value, rel=1e-3, abs=1e-5) if isinstance(value, float) else value
-
-
 @pytest.mark.parametrize("batch_size", [3, 64])
 def test_every_kind_of_task_is_predicted_as_by_its_adapter_alone(
     folders, requests, expected, batch_size
@@ -92,7 +85,7 @@ def test_every_kind_of_task_is_predicted_as_by_its_adapter_alone(
     results = TaskBank(folders).predict(requests, batch_size=batch_size)
     answered = set()
     for (task, _), result, expected_result in zip(requests, results, expected, strict=True):
-        assert result == approximately(expected_result), task
+        assert result == near(expected_result), task
         if result:
             answered.add(task)
     assert answered == set(KINDS)
@@ -122,7 +115,7 @@ def test_the_best_classes(folders):
     for number in scores.argsort(descending=True).tolist():
         by_score.append({"label": "abcd"[number], "score": scores[number].item()})
     for top_k in (1, 3, 4, 9):
-        expected = [approximately(by_score[:top_k])]
+        expected = [near(by_score[:top_k])]
         assert predictor.predict(WORDS[0], top_k=top_k) == expected
         assert bank.predict([("topic", WORDS[0])], top_k=top_k) == expected
     classes, vector = bank.predict([("topic", WORDS[0]), ("vector", WORDS[0])], top_k=[2, None])
@@ -131,7 +124,7 @@ def test_the_best_classes(folders):
 
 def test_the_best_of_several_labels(folders):
     [labels] = houlsby_peft.load(folders["labels"]).predict(WORDS[0], top_k=5)
-    assert TaskBank(folders).predict([("labels", WORDS[0])], top_k=5) == [approximately(labels)]
+    assert TaskBank(folders).predict([("labels", WORDS[0])], top_k=5) == [near(labels)]
 
 
 @pytest.mark.parametrize("task", ["similarity", "vector"])
@@ -158,16 +151,16 @@ def test_thresholds(folders):
 
     bank = bank_with(labels[2]["score"] - 1e-4, best["score"] + 1e-4)
     none = {"label": None, "score": best["score"]}
-    assert bank.predict(requests) == approximately([labels[:3], none])
-    assert bank.predict(requests, top_k=2) == approximately([labels[:2], []])
+    assert bank.predict(requests) == near([labels[:3], none])
+    assert bank.predict(requests, top_k=2) == near([labels[:2], []])
     bank = bank_with(1.0, best["score"] - 1e-4)
-    assert bank.predict(requests) == approximately([[], best])
+    assert bank.predict(requests) == near([[], best])
 
 
 def test_a_label_needs_half_of_the_score_without_a_threshold(folders):
     [labels] = houlsby_peft.load(folders["labels"]).predict(WORDS[0], top_k=9)
     expected = [label for label in labels if label["score"] >= 0.5]
-    assert TaskBank(folders).predict([("labels", WORDS[0])]) == approximately([expected])
+    assert TaskBank(folders).predict([("labels", WORDS[0])]) == near([expected])
 
 
 @pytest.mark.parametrize("task", ["similarity", "things", "answer", "vector"])
@@ -218,7 +211,7 @@ REQUESTS = [("changing", text) for text in WORDS]
 
 
 def predictions_of(folder):
-    return approximately(houlsby_peft.load(folder).predict(WORDS))
+    return near(houlsby_peft.load(folder).predict(WORDS))
 
 
 def change(live, source):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from peft import get_peft_model
 
+from answers import near
 from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig, TaskBank, ablate, load
 from houlsby_peft.batching.slots import Slots
@@ -59,10 +60,6 @@ def folders(base, tmp_path_factory):
         head = {"id2label": dict(enumerate("abcde"[:classes]))}
         save_adapter(path / f"task {seed}", base, head=head, seed=seed)
     return {folder.name: folder for folder in sorted(path.iterdir())}
-
-
-def near(results):
-    return [{**result, "score": pytest.approx(result["score"], abs=1e-4)} for result in results]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -122,7 +119,7 @@ def test_what_cannot_be_captured_runs_as_it_is(folders, captured, tmp_path_facto
     bank.warm_up()
     captured.clear()
     answers = bank.ask(WORDS[0])
-    assert list(answers.values()) == near(plain.ask(WORDS[0]).values())
+    assert list(answers.values()) == near([*plain.ask(WORDS[0]).values()])
     requests = [("small", WORDS[0]), ("task 1", WORDS[1])]
     assert bank.predict(requests) == near(plain.predict(requests))
     assert not captured

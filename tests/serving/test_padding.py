@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import houlsby_peft
+from answers import near
 from houlsby_peft import AdapterError, TaskBank
 from hub_models import save_adapter
 
@@ -70,14 +71,6 @@ def save(folder, base, task, pad_token=None, **options):
     return folder
 
 
-def approximately(value):
-    if isinstance(value, dict):
-        return {key: approximately(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [approximately(item) for item in value]
-    return pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
-
-
 @pytest.mark.parametrize(
     ("pad_token", "side"),
     [(None, "right"), ("<eos>", "right"), ("<pad>", "right"), ("<pad>", "left")],
@@ -92,8 +85,8 @@ def test_texts_of_unlike_length_are_predicted_as_each_alone(task, pad_token, sid
     adapter, bank = houlsby_peft.load(folder), TaskBank({task: folder})
     alone = [houlsby_peft.load(folder).predict(text)[0] for text in inputs]
     assert any(alone)
-    assert adapter.predict(inputs) == approximately(alone)
-    assert bank.predict([(task, text) for text in inputs]) == approximately(alone)
+    assert adapter.predict(inputs) == near(alone)
+    assert bank.predict([(task, text) for text in inputs]) == near(alone)
 
 
 @torch.no_grad()
@@ -108,10 +101,10 @@ def test_adapters_that_pad_with_unlike_tokens_share_a_bank(base, tmp_path):
     bank, requests = TaskBank(folders), [(task, text) for task in folders for text in texts]
     adapter = houlsby_peft.load(folders["None"])
     expected = [adapter.predict(text)[0] for text in texts] * 3
-    assert bank.predict(requests) == approximately(expected)
+    assert bank.predict(requests) == near(expected)
     first = houlsby_peft.load(folders["<eos>"])
     beside = houlsby_peft.load(folders["<pad>"], beside=first)
-    assert beside.predict(texts) == approximately(expected[:2])
+    assert beside.predict(texts) == near(expected[:2])
 
 
 @pytest.mark.parametrize("texts", [[""], ["a fine film", "  "]])
@@ -134,6 +127,6 @@ def test_a_base_model_that_reads_characters(tmp_path):
     predictor = houlsby_peft.load(folders["topic"])
     alone = [predictor.predict(text)[0] for text in texts]
     bank = TaskBank(folders)
-    assert bank.predict([("topic", text) for text in texts]) == approximately(alone)
+    assert bank.predict([("topic", text) for text in texts]) == near(alone)
     with pytest.raises(AdapterError, match="fast tokenizer"):
         bank.predict([("answer", ("who ?", "he said so ."))])

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertTokenizer
 
+from answers import near
 from houlsby_peft import AdapterError, HubError, TaskBank, TaskSource, load
 from hub_models import WORDS, make_adapter, make_base, save_adapter
 from model_states import state_of
@@ -56,13 +57,6 @@ def alone(folders):
         predictions = load(folder).predict(inputs, batch_size=1)
         results[task] = dict(zip(inputs, predictions, strict=True))
     return results
-
-
-def near(results):
-    """Results of text classification, each one label or several, as values that nearly compare."""
-    if isinstance(results, dict):
-        return {**results, "score": pytest.approx(results["score"], rel=1e-4)}
-    return [near(result) for result in results]
 
 
 def assert_as_alone(results, requests, alone):
@@ -272,7 +266,7 @@ def with_more_tokens_than_saved(folder, base):
 
 
 def nowhere(folder, base):
-    pass
+    """There is no folder."""
 
 
 @pytest.mark.parametrize(

@@ -64,40 +64,20 @@ def save_tiny_decoder(folder: Path) -> None:
     """Save a Llama of two layers with random weights under the name of SmolLM2, with a chat
     template.
     """
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[SEP]",
-        "system",
-        "user",
-        "assistant",
-        "answer",
-        "with",
-        "one",
-        "word",
-        "the",
-        "soup",
-    ]
-    backend = Tokenizer(
-        WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
-    )
+    words = ["[PAD]", "[UNK]", "[SEP]", "system", "user", "assistant"]
+    words += ["answer", "with", "one", "word", "the", "soup"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = WhitespaceSplit()
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[SEP]"}
-    names = ["input_ids", "attention_mask"]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, **special, model_input_names=names
+        tokenizer_object=backend, model_input_names=["input_ids", "attention_mask"], **special
     )
     tokenizer.chat_template = TEMPLATE
-    sizes = {
-        "vocab_size": len(words),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 48,
-    }
+    config = LlamaConfig(vocab_size=len(words), hidden_size=32, intermediate_size=48,
+                         num_hidden_layers=2, num_attention_heads=4, pad_token_id=0,
+                         eos_token_id=2, initializer_range=0.2)  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = LlamaConfig(
-            **sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=2, initializer_range=0.2
-        )
         LlamaForCausalLM(config).save_pretrained(folder / SMOLLM2)
     tokenizer.save_pretrained(folder / SMOLLM2)

@@ -48,34 +48,22 @@ def losses(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
 
 def gradients(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
     """Adam hides a gradient that is multiplied by a number; its norm does not."""
+    expected = pytest.approx(one.records[0]["gradient_norms"], rel=TOLERANCE)
     for record in run.records:
-        assert record["gradient_norms"] == pytest.approx(
-            one.records[0]["gradient_norms"], rel=TOLERANCE
-        )
+        assert record["gradient_norms"] == expected
 
 
 def saved_adapter(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
     """Shared bottlenecks once and whole, norms and head, all as one process has trained them."""
-    assert {key: weight.shape for key, weight in run.adapter.items()} == {
-        key: weight.shape for key, weight in one.adapter.items()
-    }
-    parts = {
-        kind: [key for key in run.adapter if f".{kind}." in key]
-        for kind in ("houlsby_adapter", "houlsby_norm")
-    }
-    assert (
-        len(parts["houlsby_adapter"]) == 4 * BOTTLENECKS[run.results["arguments"]["share_layers"]]
-    )
-    assert len(parts["houlsby_norm"]) == 2 * 2 * 4
-    assert len(run.adapter) == len(parts["houlsby_adapter"]) + len(parts["houlsby_norm"]) + 2
-    for key in parts["houlsby_norm"]:
-        assert not torch.equal(
-            run.adapter[key], torch.full_like(run.adapter[key], float("weight" in key))
-        ), key
-    for key, weight in one.adapter.items():
-        torch.testing.assert_close(
-            run.adapter[key], weight, atol=TOLERANCE, rtol=0, msg=lambda m, key=key: key + m
-        )
+    bottlenecks = [key for key in run.adapter if ".houlsby_adapter." in key]
+    norms = [key for key in run.adapter if ".houlsby_norm." in key]
+    assert len(bottlenecks) == 4 * BOTTLENECKS[run.results["arguments"]["share_layers"]]
+    assert len(norms) == 2 * 2 * 4
+    assert len(run.adapter) == len(bottlenecks) + len(norms) + 2
+    for key in norms:
+        initial = torch.full_like(run.adapter[key], float("weight" in key))
+        assert not torch.equal(run.adapter[key], initial), key
+    torch.testing.assert_close(run.adapter, one.adapter, atol=TOLERANCE, rtol=0)
 
 
 def plain_process(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
@@ -85,9 +73,8 @@ def plain_process(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
     base = AutoModelForSequenceClassification.from_pretrained(inputs / "model", num_labels=3)
     model = PeftModel.from_pretrained(base, run.output / "adapter").eval()
     tokenizer = AutoTokenizer.from_pretrained(run.output / "adapter")
-    best = next(
-        entry for entry in run.results["epochs"] if entry["epoch"] == run.results["best_epoch"]
-    )
+    epochs = {entry["epoch"]: entry for entry in run.results["epochs"]}
+    best = epochs[run.results["best_epoch"]]
     for split in ("matched", "mismatched"):
         lines = (inputs / "data" / "mnli" / f"validation_{split}.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
@@ -97,12 +84,11 @@ def plain_process(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
             logits = model(**tokenizer(*texts, padding=True, return_tensors="pt")).logits.numpy()
         if split == "matched":
             np.testing.assert_allclose(run.predictions, logits, atol=TOLERANCE)
-        right = logits.argmax(-1) == [row["label"] for row in rows]
+        labels = torch.tensor([row["label"] for row in rows])
+        right = logits.argmax(-1) == labels.numpy()
         assert best[f"{split}_accuracy"] == pytest.approx(right.mean(), abs=1e-12)
-        of_rows = torch.nn.functional.cross_entropy(
-            torch.tensor(logits), torch.tensor([row["label"] for row in rows])
-        )
-        assert best[f"{split}_loss"] == pytest.approx(of_rows.item(), abs=TOLERANCE)
+        loss = torch.nn.functional.cross_entropy(torch.tensor(logits), labels)
+        assert best[f"{split}_loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
 
 
 def one_writer(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
@@ -117,11 +103,8 @@ def one_writer(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
 
 
 def results_json(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
-    assert run.results["strategy"] == {
-        "type": strategy.kind,
-        "processes": 2,
-        "mixed_precision": "no",
-    }
+    strategy_of_run = {"type": strategy.kind, "processes": 2, "mixed_precision": "no"}
+    assert run.results["strategy"] == strategy_of_run
     assert one.results["strategy"] == {"type": "none", "processes": 1, "mixed_precision": "no"}
     assert run.results["trainable_parameters"] == one.results["trainable_parameters"]
     assert run.results["total_parameters"] == one.results["total_parameters"]
@@ -129,11 +112,8 @@ def results_json(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
 
 def ungathered_save(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
     for record in run.records:
-        if strategy.splits_weights:
-            assert "must be gathered before they are saved" in record["ungathered"]
-            assert "accelerator.get_state_dict(" in record["ungathered"]
-        else:
-            assert record["ungathered"] is None
+        error = record["ungathered"]
+        assert ("must be gathered" in error) if strategy.splits_weights else error is None
 
 
 def exchange(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
@@ -150,14 +130,11 @@ def memory(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
     """What the processes hold on average is what benchmarks/memory.py computes; ZeRO fills up to
     equal parts.
     """
-    counts = Sizes(
-        one.results["total_parameters"], one.results["trainable_parameters"], largest_unit=0
-    )
-    computed = strategies(counts, 2)[strategy.kind]
-    held = {
-        name: sum(record[name] for record in run.records) / 2
-        for name in ("weights", "moments", "masters")
-    }
+    totals = (one.results["total_parameters"], one.results["trainable_parameters"])
+    computed = strategies(Sizes(*totals, largest_unit=0), 2)[strategy.kind]
+    held = {}
+    for name in ("weights", "moments", "masters"):
+        held[name] = sum(record[name] for record in run.records) / 2
     assert held["weights"] == pytest.approx(computed["weights"], rel=1e-3)
     assert held["moments"] + held["masters"] == pytest.approx(computed["optimizer"], rel=1e-3)
 
@@ -167,11 +144,11 @@ def end_printed_once(run: Run, one: Run, strategy: Strategy, inputs: Path) -> No
     if not (run.folder / "log.txt").exists():  # of two launchers, each with its own output
         return
     once = ("By class, on the validation (mismatched) split", " epoch: ")
-    for end in (run, one):
-        log = (end.folder / "log.txt").read_text()
+    for of_run in (run, one):
+        log = (of_run.folder / "log.txt").read_text()
         for words in (*once, "Adapter: ", "Predict: ", "Share: "):
             assert log.count(words) == 1, words
-        scores = end.results["per_class"]["scores"]
+        scores = of_run.results["per_class"]["scores"]
         assert scores.keys() == one.results["per_class"]["scores"].keys()
         supports = [of_class["support"] for of_class in scores.values()]
         assert sum(supports) == ROWS["validation_mismatched"]

@@ -118,14 +118,7 @@ def make_inputs(folder: Path) -> None:
         write(folder / "data" / "mnli" / f"{split}.jsonl", **texts, label=np.arange(rows) % 3)
 
 
-def run(
-    inputs: Path,
-    folder: Path,
-    config: str | None,
-    *flags: str,
-    launcher: tuple[str, ...] = (),
-    **orders: Any,
-) -> Run:
+def run(inputs: Path, folder: Path, config: str | None, *flags: str, **options: Any) -> Run:
     """Runs the recipe to its end and checks that no process fails.
 
     Args:
@@ -133,10 +126,9 @@ def run(
         folder: for the output and the records.
         config: name in STRATEGIES, on two processes; None: one process, with the batch of both.
         flags: for the recipe.
-        launcher: flags for accelerate launch.
-        orders: see the worker's ORDERS.
+        options: `launcher`, flags for accelerate launch; the others are the worker's ORDERS.
     """
-    process = start(inputs, folder, config, *flags, launcher=launcher, **orders)
+    process = start(inputs, folder, config, *flags, **options)
     output, _ = process.communicate(timeout=600)
     (folder / "log.txt").write_text(output)
     assert process.returncode == 0, output[-6000:]
@@ -155,39 +147,19 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(WORKER), "--use_cpu"]
     if config is not None:
-        command = [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            *_launch_flags(folder, config),
-            *launcher,
-        ]
-        command.append(str(WORKER))
+        launch = ["-m", "accelerate.commands.launch", *_launch_flags(folder, config), *launcher]
+        command = [sys.executable, *launch, str(WORKER)]
     batch = 8 if config is None else 4
-    command += [*FLAGS, "--model_name", str(inputs / "model"), "--data_dir", str(inputs / "data")]
-    command += [
-        "--output_dir",
-        str(folder / "output"),
-        "--per_device_train_batch_size",
-        str(batch),
-        *flags,
-    ]
-    environment = {
-        **os.environ,
-        **ENVIRONMENT,
-        "WORKER_ORDERS": json.dumps({"record": str(folder), **orders}),
-    }
+    command += [*FLAGS, "--per_device_train_batch_size", str(batch)]
+    command += ["--model_name", str(inputs / "model"), "--data_dir", str(inputs / "data")]
+    command += ["--output_dir", str(folder / "output"), *flags]
+    environment = {**os.environ, **ENVIRONMENT}
+    environment["WORKER_ORDERS"] = json.dumps({"record": str(folder), **orders})
     if config != "several_nodes":
         # Runs that go on at the same time must not meet on the launcher's usual port.
         environment["PET_RDZV_ENDPOINT"] = "localhost:0"
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    piped = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **piped)
 
 
 def _launch_flags(folder: Path, config: str) -> list[str]:
@@ -195,15 +167,12 @@ def _launch_flags(folder: Path, config: str) -> list[str]:
     if config.startswith("zero3"):
         # All weights of a tiny model are below the sizes up to which DeepSpeed leaves weights
         # whole.
-        settings = json.loads(
-            (ROOT / "recipes" / "launch" / "deepspeed" / f"{config}.json").read_text()
-        )
+        file = ROOT / "recipes" / "launch" / "deepspeed" / f"{config}.json"
+        settings = json.loads(file.read_text())
         for size in ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance"):
             settings["zero_optimization"][f"stage3_{size}"] = 0
         (folder / "deepspeed.json").write_text(json.dumps(settings))
         flags += ["--deepspeed_config_file", str(folder / "deepspeed.json")]
-    return (
-        flags
-        if config == "several_nodes"
-        else [*flags, "--rdzv_backend", "c10d", "--main_process_port", "0"]
-    )
+    if config != "several_nodes":
+        flags += ["--rdzv_backend", "c10d", "--main_process_port", "0"]
+    return flags

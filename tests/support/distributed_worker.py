@@ -83,11 +83,9 @@ class WatchedTrainer(RecipeTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         output = super().train(*args, **kwargs)
-        evaluation = (
-            self.eval_dataset["matched"]
-            if isinstance(self.eval_dataset, dict)
-            else self.eval_dataset
-        )
+        evaluation = self.eval_dataset
+        if isinstance(evaluation, dict):
+            evaluation = evaluation["matched"]
         predictions = self.predict(evaluation, metric_key_prefix="again").predictions
         folder = Path(ORDERS["record"])
         if RANK == 0:
@@ -104,18 +102,19 @@ class WatchedTrainer(RecipeTrainer):
         wrapped, log = self.model_wrapped, self.state.log_history
         if isinstance(wrapped, FSDPModule):
             wrapped.reshard()  # the outermost unit stays whole after a forward pass
+        logged = [entry for entry in log if "loss" in entry]
+        steps = max(1, self.state.global_step - CountBytes.first_step)
         return {
             "processes": self.accelerator.num_processes,
             "type": self.accelerator.distributed_type.value,
             "wrapper": type(wrapped).__name__,
             "find_unused_parameters": getattr(wrapped, "find_unused_parameters", None),
-            "steps": [entry["step"] for entry in log if "loss" in entry],
-            "losses": [entry["loss"] for entry in log if "loss" in entry],
-            "gradient_norms": [entry["grad_norm"] for entry in log if "loss" in entry],
-            "weights": sum(local_bytes(parameter) for parameter in self.model.parameters()),
+            "steps": [entry["step"] for entry in logged],
+            "losses": [entry["loss"] for entry in logged],
+            "gradient_norms": [entry["grad_norm"] for entry in logged],
+            "weights": sum(map(local_bytes, self.model.parameters())),
             **optimizer_bytes(self.optimizer, self.model),
-            "exchanged_per_step": CountBytes.exchanged
-            / max(1, self.state.global_step - CountBytes.first_step),
+            "exchanged_per_step": CountBytes.exchanged / steps,
             "ungathered": self.save_ungathered(),
         }
 
@@ -131,10 +130,9 @@ class WatchedTrainer(RecipeTrainer):
 
 def local_bytes(tensor: torch.Tensor) -> int:
     """What this process holds of a tensor: all, FSDP2's shard or ZeRO-3's."""
-    local = (
-        tensor.to_local() if hasattr(tensor, "to_local") else getattr(tensor, "ds_tensor", tensor)
-    )
-    return local.nbytes
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return getattr(tensor, "ds_tensor", tensor).nbytes
 
 
 def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> dict[str, int]:
@@ -143,13 +141,11 @@ def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> dict[str, int]:
     """
     while not isinstance(optimizer, torch.optim.AdamW):
         optimizer = optimizer.optimizer
-    values = [
-        value for state in optimizer.state.values() for value in state.values() if value.dim()
-    ]
-    return {
-        "moments": sum(map(local_bytes, values)),
-        "masters": sum(map(local_bytes, set(optimizer.state) - set(model.parameters()))),
-    }
+    moments = 0
+    for state in optimizer.state.values():
+        moments += sum(local_bytes(value) for value in state.values() if value.dim())
+    own_copies = set(optimizer.state) - set(model.parameters())
+    return {"moments": moments, "masters": sum(map(local_bytes, own_copies))}
 
 
 class CountBytes(TrainerCallback):

@@ -40,23 +40,15 @@ def make_base(folder: Path, seed: int = 0, **changes: object) -> Path:
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        sizes = {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-        }
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "intermediate_size": 64}  # fmt: skip
         # With the usual 0.02 a random encoder tells texts hardly apart.
         more = {"vocab_size": 200, "max_position_embeddings": 64, "initializer_range": 0.3}
         config = BertConfig(**{**sizes, **more, **changes})
         BertModel(config).save_pretrained(folder)
-    text = (
-        " ".join(text for text, _ in TEXTS)
-        .lower()
-        .replace(".", " .")
-        .replace("?", " ?")
-        .replace(",", " ,")
-    )
+    text = " ".join(WORDS).lower()
+    for mark in ".?,":
+        text = text.replace(mark, f" {mark}")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(text.split()))]
     vocabulary = {word: number for number, word in enumerate(words)}
     BertTokenizer(vocab=vocabulary, model_max_length=64).save_pretrained(folder)
@@ -89,7 +81,6 @@ def make_adapter(
     names = {"task_type": "SEQ_CLS", "id2label": dict(enumerate(LABELS))}
     save_adapter(folder, base, head={"num_labels": 3}, seed=seed, **names, **options)
     path = folder / "adapter_config.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base_name})
-    )
+    fields = json.loads(path.read_text()) | {"base_model_name_or_path": base_name}
+    path.write_text(json.dumps(fields))
     return folder

@@ -78,7 +78,8 @@ def compare_rows() -> None:
 def compare_norms() -> None:
     """Norms with and without a bias, and those of rows whose weights are in slots."""
     torch.manual_seed(0)
-    shapes = [(1, 1, 64), (1, 35, 72), (5, 60, 24)]
+    # 35 rows are more than a program of the backward pass takes.
+    shapes = [(1, 1, 64), (1, 35, 72), (5, 3, 24)]
     for shape, dtype in itertools.product(shapes, [torch.float32, torch.bfloat16]):
         tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
         hidden, grad = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)

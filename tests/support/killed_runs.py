@@ -63,14 +63,10 @@ def compare(folder: Path, kills: int, seed: int, given_events: list[int] | None)
     sys.path[:0] = [str(ROOT / "recipes"), str(Path(__file__).parent)]
     import glue  # once for all runs, which are forked from this process
 
-    flags = make_flags(folder, glue)
+    flags = make_flags(folder)
     counted = folder / "events"
-    check(
-        in_child(
-            lambda: train(glue, flags, folder / "whole", counted=counted), folder / "whole.log"
-        ),
-        0,
-    )
+    log = folder / "whole.log"
+    check(in_child(lambda: train(glue, flags, folder / "whole", counted=counted), log), 0)
     expected, events = outcome(folder / "whole"), int(counted.read_text())
     print(f"A run changes files {events} times.", flush=True)
     all_events = range(1, events + 1)
@@ -93,8 +89,8 @@ def compare(folder: Path, kills: int, seed: int, given_events: list[int] | None)
     return 1 if different else 0
 
 
-def make_flags(folder: Path, recipe: object) -> list[str]:
-    """Return the command line of a task for a tiny model with dropout, of 3 epochs with a
+def make_flags(folder: Path) -> dict[str, object]:
+    """Return the flags of a task for a tiny model with dropout, of 3 epochs with a
     checkpoint each.
     """
     from demo import minimal_pairs
@@ -109,24 +105,31 @@ def make_flags(folder: Path, recipe: object) -> list[str]:
         save_tiny_encoder(folder / "model")
 
     check(in_child(make, folder / "inputs.log"), 0)
-    # With --base_dtype auto, each run would time its own choice.
-    flags = (
-        f"--task cola --data_dir {folder}/data --model_name {folder}/model --use_cpu "
-        "--base_dtype float32 --disable_tqdm true --num_train_epochs 3 --learning_rate 1e-2 "
-        "--per_device_train_batch_size 8"
-    )
-    return flags.split()
+    return {
+        "task": "cola",
+        "data_dir": folder / "data",
+        "model_name": folder / "model",
+        "base_dtype": "float32",  # with auto, each run would time its own choice
+        "disable_tqdm": True,
+        "num_train_epochs": 3,
+        "learning_rate": 1e-2,
+        "per_device_train_batch_size": 8,
+    }
 
 
 def train(
-    recipe: object, flags: list[str], output: Path, event: int = 0, counted: Path | None = None
+    recipe: object,
+    flags: dict[str, object],
+    output: Path,
+    event: int = 0,
+    counted: Path | None = None,
 ) -> None:
     """Run the recipe and kill this process at an event; or write their number into a file."""
     from recipe_runs import run
 
     library = ctypes.CDLL(os.environ[LIBRARY])
     library.watch(f"{output}/".encode(), ctypes.c_long(event))
-    run(recipe, *flags, "--output_dir", output)
+    run(recipe, **flags, output_dir=output)
     if counted is not None:
         counted.write_text(str(library.count_events()))
 

@@ -42,9 +42,9 @@ def parallel(**changes: Any) -> BnConfig:
     return ParBnConfig(**{"reduction_factor": 8, **changes})
 
 
-def head(kind: str, **options: Any) -> tuple[str, dict[str, Any]]:
-    """A flex head: the library's method that adds it, and its arguments."""
-    return f"add_{kind}_head", options
+def with_head(config: BnConfig, kind: str, **options: Any) -> tuple[BnConfig, dict[str, Any]]:
+    """A case with a flex head: the library's method that adds it, and its arguments."""
+    return config, {"head": (f"add_{kind}_head", options)}
 
 
 LABELS = {0: "a", 1: "b", 2: "c"}
@@ -76,47 +76,36 @@ CASES: dict[str, tuple[BnConfig, dict[str, Any]]] = {
     "bert-attention_only": (houlsby(output_adapter=False), {}),
     "distilbert-pfeiffer_both": (pfeiffer(mh_adapter=True), {}),
     # Heads.
-    "bert-two_layers": (
-        pfeiffer(),
-        {"head": head("classification", num_labels=3, id2label=LABELS)},
+    "bert-two_layers": with_head(pfeiffer(), "classification", num_labels=3, id2label=LABELS),
+    "bert-pooler": with_head(pfeiffer(), "classification", num_labels=3, layers=1, use_pooler=True),
+    "bert-pooler_two_layers": with_head(
+        pfeiffer(), "classification", num_labels=2, use_pooler=True
     ),
-    "bert-pooler": (
-        pfeiffer(),
-        {"head": head("classification", num_labels=3, layers=1, use_pooler=True)},
-    ),
-    "bert-pooler_two_layers": (
-        pfeiffer(),
-        {"head": head("classification", num_labels=2, use_pooler=True)},
-    ),
-    "bert-one_layer": (pfeiffer(), {"head": head("classification", num_labels=3, layers=1)}),
-    "bert-regression": (pfeiffer(), {"head": head("classification", num_labels=1)}),
-    "bert-multilabel": (houlsby(), {"head": head("classification", num_labels=3, multilabel=True)}),
-    "bert-tagging": (houlsby(), {"head": head("tagging", num_labels=3, id2label=LABELS)}),
-    "bert-questions": (houlsby(), {"head": head("qa")}),
-    "bert-choice": (houlsby(), {"head": head("multiple_choice", num_choices=2)}),
+    "bert-one_layer": with_head(pfeiffer(), "classification", num_labels=3, layers=1),
+    "bert-regression": with_head(pfeiffer(), "classification", num_labels=1),
+    "bert-multilabel": with_head(houlsby(), "classification", num_labels=3, multilabel=True),
+    "bert-tagging": with_head(houlsby(), "tagging", num_labels=3, id2label=LABELS),
+    "bert-questions": with_head(houlsby(), "qa"),
+    "bert-choice": with_head(houlsby(), "multiple_choice", num_choices=2),
     "bert-static": (houlsby(), {"static": "BertForSequenceClassification"}),
     "bert-static_tagging": (houlsby(), {"static": "BertForTokenClassification"}),
-    "roberta-two_layers": (
-        pfeiffer(),
-        {"head": head("classification", num_labels=3, id2label=LABELS)},
-    ),
+    "roberta-two_layers": with_head(pfeiffer(), "classification", num_labels=3, id2label=LABELS),
     "roberta-static": (houlsby(), {"static": "RobertaForSequenceClassification"}),
-    "xlmr-tagging": (pfeiffer(), {"head": head("tagging", num_labels=3)}),
-    "distilbert-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
+    "xlmr-tagging": with_head(pfeiffer(), "tagging", num_labels=3),
+    "distilbert-two_layers": with_head(pfeiffer(), "classification", num_labels=3),
     "distilbert-static": (houlsby(), {"static": "DistilBertForSequenceClassification"}),
-    "distilbert-questions": (houlsby(), {"head": head("qa")}),
-    "bart-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
-    "gpt2-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
+    "distilbert-questions": with_head(houlsby(), "qa"),
+    "bart-two_layers": with_head(pfeiffer(), "classification", num_labels=3),
+    "gpt2-two_layers": with_head(pfeiffer(), "classification", num_labels=3),
     "gpt2-static": (houlsby(), {"static": "GPT2ForSequenceClassification"}),
-    "gpt2-tagging": (pfeiffer(), {"head": head("tagging", num_labels=3)}),
-    "t5-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
+    "gpt2-tagging": with_head(pfeiffer(), "tagging", num_labels=3),
+    "t5-two_layers": with_head(pfeiffer(), "classification", num_labels=3),
     # As earlier versions wrote them.
     "bert-old_task": (pfeiffer(non_linearity="gelu_new", **NICE), {"old": "text_task"}),
     "bert-old_language": (pfeiffer(**NICE), {"old": "text_lang"}),
     "roberta-old_houlsby": (houlsby(non_linearity="gelu"), {"old": "text_task"}),
-    "bert-pickled": (
-        houlsby(non_linearity="gelu"),
-        {"pickled": True, "head": head("classification", num_labels=3, id2label=LABELS)},
+    "bert-pickled": with_head(
+        houlsby(non_linearity="gelu"), "classification", num_labels=3, id2label=LABELS
     ),
 }
 
@@ -131,13 +120,9 @@ def make(name: str, folder: Path) -> None:
         method, options = facts["head"]
         getattr(model, method)("task", **options)
     _fill_added(model, facts)
-    pickled = facts.get("pickled") or "old" in facts
-    model.save_adapter(
-        str(folder),
-        "task",
-        with_head="head" in facts or "static" in facts,
-        use_safetensors=not pickled,
-    )
+    pickled = name == "bert-pickled" or "old" in facts
+    has_head = "head" in facts or "static" in facts
+    model.save_adapter(str(folder), "task", with_head=has_head, use_safetensors=not pickled)
     if "old" in facts:
         _age(folder, facts["old"])
 
@@ -148,7 +133,7 @@ def evaluate(name: str, folder: Path) -> list[Any]:
     file = folder / "head_config.json"
     is_flexible = file.exists() and json.loads(file.read_text())["config"] is not None
     model = _new_model(name, is_flexible)
-    pickled = facts.get("pickled") or "old" in facts
+    pickled = name == "bert-pickled" or "old" in facts
     use_safetensors = not pickled or any(folder.glob("*.safetensors"))
     has_head = "head" in facts or "static" in facts
     loaded = model.load_adapter(str(folder), with_head=has_head, use_safetensors=use_safetensors)
@@ -178,9 +163,9 @@ def _new_model(name: str, is_flexible: bool = False) -> Any:
         adapters.init(model)
     else:
         model = fill(AutoAdapterModel.from_config(tiny_config(base))).eval()
-    model.base_model.config._name_or_path = model.config._name_or_path = model.name_or_path = (
-        f"tiny/{base}"
-    )
+    model.name_or_path = f"tiny/{base}"
+    for config in (model.base_model.config, model.config):
+        config._name_or_path = model.name_or_path
     return model
 
 
@@ -230,11 +215,8 @@ def _age(folder: Path, kind: str) -> None:
         block = {"block_type": "nice", "non_linearity": "relu", "reduction_factor": 2}
         config["invertible_adapter"] = block
     del config["inv_adapter_reduction_factor"]
-    fields["config"] = {
-        key: value
-        for key, value in config.items()
-        if not key.startswith(("phm", "shared", "stoch"))
-    }
+    left_out = ("phm", "shared", "stoch")
+    fields["config"] = {key: value for key, value in config.items() if not key.startswith(left_out)}
     file.write_text(json.dumps(fields, indent=2, sort_keys=True))
     weights = torch.load(folder / "pytorch_adapter.bin", weights_only=True)
     task_or_lang = kind.replace("text_", "")
@@ -244,13 +226,9 @@ def _age(folder: Path, kind: str) -> None:
             if kind == "text_task":
                 continue
             key = key.replace("invertible_adapters.", "invertible_lang_adapters.")
-        key = key.replace(
-            "attention.output.adapters.",
-            f"attention.output.attention_text_{task_or_lang}_adapters.",
-        )
-        renamed[key.replace("output.adapters.", f"output.layer_text_{task_or_lang}_adapters.")] = (
-            value
-        )
+        owner = f"text_{task_or_lang}_adapters."
+        key = key.replace("attention.output.adapters.", f"attention.output.attention_{owner}")
+        renamed[key.replace("output.adapters.", f"output.layer_{owner}")] = value
     torch.save(renamed, folder / "pytorch_adapter.bin")
 
 

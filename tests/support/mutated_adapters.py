@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+PREFIX = "base_model.model."
 Files = dict[str, bytes]
 
 # Markdown, HTML, YAML and Jinja that would change a page if it were not escaped, and texts that are
@@ -39,16 +40,11 @@ VALUES: tuple[Any, ...] = (
     "gelu", "relu", "all", "../../etc", "(", "((a|b)+)+x", "a.b", [], [1], ["a"], [None], [[]], {},
     {"0": "a"}, {"a": 1}, {"a": {"b": [0]}}, "x" * 3000, "nan",
 )  # fmt: skip
+NUMBERS = (0, 1, 3e38, 1e300, math.nan, -math.inf)
 DTYPES = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.float8_e4m3fn,
-)
+    torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool,
+    torch.complex64, torch.float8_e4m3fn,
+)  # fmt: skip
 
 
 def mutate(number: int, files: Files) -> tuple[Files, str]:
@@ -56,9 +52,7 @@ def mutate(number: int, files: Files) -> tuple[Files, str]:
     chance = random.Random(number)
     said = []
     for _ in range(chance.choice((1, 1, 1, 2))):
-        change = chance.choice(
-            (_change_bytes, _move_files, _change_json, _change_json, _change_record, _change_tensor)
-        )
+        change = chance.choice(CHANGES)
         try:
             files, change_in_words = change(chance, dict(files))
         except Exception:  # an earlier change has left nothing to change
@@ -71,9 +65,8 @@ def _change_bytes(chance: random.Random, files: Files) -> tuple[Files, str]:
     name = chance.choice(sorted(files))
     content = files[name]
     place = chance.randrange(len(content))
-    if (
-        name == WEIGHTS and chance.random() < 0.5
-    ):  # in the header, which is the smaller part of large files
+    if name == WEIGHTS and chance.random() < 0.5:
+        # In the header, which is the smaller part of large files.
         place %= 8 + int.from_bytes(content[:8], "little")
     flipped = bytearray(content)
     flipped[place] ^= 1 << chance.randrange(8)
@@ -84,16 +77,14 @@ def _change_bytes(chance: random.Random, files: Files) -> tuple[Files, str]:
         b"<!DOCTYPE html><html>Sign in to the network</html>",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
     ))  # fmt: skip
-    return files | {
-        name: changed
-    }, f"{name}: changed at {place} to {changed[:20]!r} ..., {len(changed)} bytes"
+    words = f"{name}: changed at {place} to {changed[:20]!r} ..., {len(changed)} bytes"
+    return files | {name: changed}, words
 
 
 def _move_files(chance: random.Random, files: Files) -> tuple[Files, str]:
     first, second = chance.choice(sorted(files)), chance.choice(sorted(files))
-    unused = chance.choice(
-        (f"{first}.bak", first.upper(), "adapter_model.bin", "config.json", "aé\U0001f600.png")
-    )
+    names = (f"{first}.bak", first.upper(), "adapter_model.bin", "config.json", "aé\U0001f600.png")
+    unused = chance.choice(names)
     match chance.randrange(3):
         case 0:
             content = files.pop(first)
@@ -168,21 +159,18 @@ def _change_tensor(chance: random.Random, files: Files) -> tuple[Files, str]:
         "removed": dict,
         "renamed": lambda: {f"{name}s": tensor},
         "copied": lambda: {name: tensor, f"{name}.more": tensor.clone()},
-        "beside a resized embedding": lambda: {
-            name: tensor,
-            "base_model.model.x.weight": torch.ones(2),
-        },
+        "beside a resized embedding": lambda: {name: tensor, f"{PREFIX}x.weight": torch.ones(2)},
         "longer": lambda: {name: torch.cat([tensor, tensor])},
         "flat": lambda: {name: tensor.reshape(-1).clone()},
         "empty": lambda: {name: torch.zeros(0)},
         "one number": lambda: {name: torch.tensor(1.0)},
         "of another type": lambda: {name: tensor.to(chance.choice(DTYPES))},
-        "full of one value": lambda: {
-            name: tensor.double().fill_(chance.choice((0, 1, 3e38, 1e300, math.nan, -math.inf)))
-        },
+        "full of one value": lambda: {name: tensor.double().fill_(chance.choice(NUMBERS))},
         "in another name space": lambda: {f"../../{name}": tensor},
     }
     change = chance.choice(sorted(kinds))
-    return files | {
-        WEIGHTS: save(tensors | kinds[change](), metadata={"format": "pt"})
-    }, f"{name} {change}"
+    changed = save(tensors | kinds[change](), metadata={"format": "pt"})
+    return files | {WEIGHTS: changed}, f"{name} {change}"
+
+
+CHANGES = (_change_bytes, _move_files, _change_json, _change_json, _change_record, _change_tensor)

@@ -19,6 +19,8 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer
 
 from demo import minimal_pairs
+from run.training_arguments import RecipeTrainingArguments
+from tasks.classification import ClassificationArguments, ClassificationTask, load_task
 from tiny_models import tiny_bert
 
 
@@ -41,10 +43,35 @@ def save_tiny_encoder(
     return folder
 
 
-def run(recipe: ModuleType, *flags: object) -> None:
-    """Runs a recipe as from the command line."""
-    with patch.object(sys, "argv", [f"{recipe.__name__}.py", *map(str, flags)]):
+def start(recipe: ModuleType, *words: object) -> None:
+    """Start a recipe as from the command line."""
+    with patch.object(sys, "argv", [f"{recipe.__name__}.py", *map(str, words)]):
         recipe.main()
+
+
+def run(recipe: ModuleType, **flags: object) -> None:
+    """Run a recipe on the CPU with flags; the items of a list are words of their own."""
+    words: list[object] = ["--use_cpu"]
+    for name, value in flags.items():
+        words.append(f"--{name}")
+        words += value if isinstance(value, list | tuple) else [value]
+    start(recipe, *words)
+
+
+def load_texts(data: object, **options: object) -> ClassificationTask:
+    """The task that text_classification.py makes of texts with labels."""
+    arguments = ClassificationArguments(data=str(data), **options)
+    return load_task(arguments, RecipeTrainingArguments(use_cpu=True))
+
+
+def labels_of(task: ClassificationTask) -> list[str]:
+    """The labels of the training and validation examples, in the order of their texts."""
+    examples = []
+    for split in ("train", "validation"):
+        rows = task.splits[split]
+        texts = zip(*(rows[name] for name in task.text_columns), strict=True)
+        examples += zip(texts, task.kind.decode(rows["label"]), strict=True)
+    return [label for _, label in sorted(examples)]
 
 
 def results_of(folder: Path) -> dict:

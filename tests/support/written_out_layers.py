@@ -42,9 +42,8 @@ def gemma4(layer, hidden, branches):
     hidden = hidden + layer.post_attention_layernorm(branches["attention"])
     branch = branches["feed_forward"]
     if "feed_forward 2" in branches:
-        experts = layer.post_feedforward_layernorm_2(
-            branches["feed_forward 2"].reshape(hidden.shape)
-        )
+        experts = branches["feed_forward 2"].reshape(hidden.shape)
+        experts = layer.post_feedforward_layernorm_2(experts)
         branch = layer.post_feedforward_layernorm_1(branch) + experts
     return (hidden + layer.post_feedforward_layernorm(branch)) * layer.layer_scalar
 
@@ -54,36 +53,27 @@ def gemma4_audio(layer, hidden, branches):
     hidden = hidden + factor * layer.feed_forward1.post_layer_norm(branches["feed_forward"])
     hidden = hidden + layer.norm_post_attn(branches["attention"])
     hidden = layer.lconv1d(hidden)
-    return layer.norm_out(
-        hidden + factor * layer.feed_forward2.post_layer_norm(branches["feed_forward 2"])
-    )
+    second = layer.feed_forward2.post_layer_norm(branches["feed_forward 2"])
+    return layer.norm_out(hidden + factor * second)
 
 
 def jamba(layer, hidden, branches):
-    mixed = (
-        branches["attention"]
-        if "attention" in branches
-        else layer.mamba(layer.input_layernorm(hidden))
-    )
+    mixed = branches.get("attention")
+    if mixed is None:
+        mixed = layer.mamba(layer.input_layernorm(hidden))
     return hidden + mixed + branches["feed_forward"]
 
 
 def falcon_h1(layer, hidden, branches):
     mixed = layer.mamba(layer.input_layernorm(hidden)) * layer.ssm_out_multiplier
-    return (
-        hidden
-        + mixed
-        + branches["attention"] * layer.attn_out_multiplier
-        + branches["feed_forward"]
-    )
+    attention = branches["attention"] * layer.attn_out_multiplier
+    return hidden + mixed + attention + branches["feed_forward"]
 
 
 def lfm2(layer, hidden, branches):
-    mixed = (
-        branches["attention"]
-        if "attention" in branches
-        else layer.conv(layer.operator_norm(hidden))
-    )
+    mixed = branches.get("attention")
+    if mixed is None:
+        mixed = layer.conv(layer.operator_norm(hidden))
     return hidden + mixed + branches["feed_forward"]
 
 
@@ -129,11 +119,9 @@ def ibert(layer, hidden, branches):
 
 
 def granite(layer, hidden, branches):
-    mixed = (
-        branches["attention"]
-        if "attention" in branches
-        else layer.mamba(layer.input_layernorm(hidden))
-    )
+    mixed = branches.get("attention")
+    if mixed is None:
+        mixed = layer.mamba(layer.input_layernorm(hidden))
     hidden = hidden + 0.7 * mixed
     return hidden + 0.7 * sum(branches[name] for name in branches if name != "attention")
 
@@ -141,9 +129,8 @@ def granite(layer, hidden, branches):
 def xmod(layer, hidden, branches):
     hidden = layer.attention.output.LayerNorm(hidden + branches["attention"])
     languages = torch.zeros(len(hidden), dtype=torch.long)
-    return layer.output.LayerNorm(
-        layer.output.lang_adapter(languages, hidden + branches["feed_forward"])
-    )
+    adapted = layer.output.lang_adapter(languages, hidden + branches["feed_forward"])
+    return layer.output.LayerNorm(adapted)
 
 
 def lxmert(layer, hidden, branches):
