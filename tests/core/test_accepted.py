@@ -21,7 +21,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from model_states import trained_names
-from tiny_models import perturb, tiny_bert
+from tiny_models import adapted, perturb, tiny_bert
 
 
 def test_values_of_numpy_and_of_json_are_pythons(tmp_path):
@@ -95,8 +95,7 @@ run_again = pytest.mark.filterwarnings(
 )
 def test_a_cell_that_runs_again_makes_the_adapter_again(first, second, token_ids):
     """The file is that of an adapter on the base model."""
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **first))
-    perturb(model)
+    model = adapted(**first)
     again = get_peft_model(model, HoulsbyConfig(r=4, **second)).eval()
     assert list(again.peft_config) == ["default"]
     fresh = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **second)).eval()
@@ -123,8 +122,7 @@ def test_a_cell_that_runs_again_starts_its_tokens_again(token_ids):
     reason="transformers compiles no model with a torch before 2.7",
 )
 def test_a_compiled_model_gets_an_adapter_by_its_tensors(token_ids):
-    source = get_peft_model(tiny_bert(num_hidden_layers=1), HoulsbyConfig(r=4)).eval()
-    perturb(source)
+    source = adapted(tiny_bert(num_hidden_layers=1))
     weights = {
         key.removeprefix("base_model.model."): value
         for key, value in get_peft_model_state_dict(source).items()
@@ -186,8 +184,7 @@ def test_an_adapter_of_a_task_model_fits_its_encoder_and_back(tmp_path, token_id
         return encoder(token_ids).last_hidden_state
 
     for trained_on, loaded_on in ((tiny_bert(), tiny_bert().bert), (tiny_bert().bert, tiny_bert())):
-        model = get_peft_model(trained_on, HoulsbyConfig(r=4)).eval()
-        perturb(model)
+        model = adapted(trained_on)
         folder = tmp_path / type(trained_on).__name__
         model.save_pretrained(folder)
         loaded = PeftModel.from_pretrained(loaded_on, folder).eval()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from houlsby_peft import AdapterError, HoulsbyConfig, ablate
 from model_states import assert_same_tensors
-from tiny_models import perturb, perturb_adapter, tiny_bert
+from tiny_models import adapted, perturb, perturb_adapter, tiny_bert
 
 
 SIZES = {
@@ -63,9 +63,7 @@ def encoder(name, head="ForSequenceClassification"):
 
 
 def with_ladder(base, **options):
-    model = get_peft_model(base, HoulsbyConfig(kind="ladder", r=8, **options))
-    perturb(model)
-    return model.eval()
+    return adapted(base, kind="ladder", r=8, **options)
 
 
 def climb(weights, states, mask, heads):
@@ -411,7 +409,6 @@ def test_the_encoder_has_no_dropout_while_ladders_train():
     model.set_adapter("other")
     assert not torch.allclose(model.train()(**BATCH).logits, model.eval()(**BATCH).logits)
     # The ladder's own dropout stays.
-    dropped = get_peft_model(encoder("Bert"), HoulsbyConfig(kind="ladder", r=8, dropout=0.5))
-    perturb(dropped)
+    dropped = adapted(encoder("Bert"), kind="ladder", r=8, dropout=0.5)
     dropped.base_model.model.dropout.p = 0.0
     assert not torch.allclose(dropped.train()(**BATCH).logits, dropped.eval()(**BATCH).logits)

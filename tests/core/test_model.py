@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from model_states import state_of, trained_names
-from tiny_models import perturb, tiny_bert
+from tiny_models import adapted, tiny_bert
 
 
 def count(model, part=""):
@@ -147,8 +147,7 @@ def test_a_name_that_an_adapter_cannot_have_is_refused_and_leaves_the_model_as_i
 @pytest.mark.parametrize("call", ["merge_and_unload", "merge_adapter"])
 def test_a_refused_merge_changes_nothing(call):
     """Trained tokens come first in the model, and could be merged."""
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, trainable_token_indices=[1, 2])).eval()
-    perturb(model)
+    model = adapted(trainable_token_indices=[1, 2])
     untouched = state_of(model)
     with pytest.raises(ValueError, match="merged"):
         getattr(model, call)()

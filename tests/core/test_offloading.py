@@ -19,7 +19,7 @@ from houlsby_peft import HoulsbyConfig, init_from, prune
 from houlsby_peft.method.bottleneck import Bottleneck
 from houlsby_peft.method.modules import device_of
 from model_states import trained_names
-from tiny_models import perturb, tiny_bert
+from tiny_models import adapted, perturb, tiny_bert
 
 
 CPU = torch.device("cpu")
@@ -38,8 +38,7 @@ ON_DISK = {
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved")
     tiny_bert().save_pretrained(path / "base")
-    model = get_peft_model(load(path), HoulsbyConfig(r=4, share_layers=2)).eval()
-    perturb(model)
+    model = adapted(load(path), share_layers=2)
     model.save_pretrained(path / "adapter")
     return path
 

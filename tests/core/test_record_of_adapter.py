@@ -19,7 +19,7 @@ from houlsby_peft import HoulsbyConfig, HoulsbyLayer, ablate, prune
 from houlsby_peft.placement.places import find_places
 from houlsby_peft.placement.table import ARCHITECTURES, Stack, SubLayer
 from houlsby_peft.saved.adapter import SavedAdapter
-from tiny_models import perturb, tiny_bert
+from tiny_models import adapted, tiny_bert
 
 
 COPIES = {
@@ -82,8 +82,7 @@ def test_labels_keep_their_order(tmp_path):
 @pytest.fixture
 def saved(tmp_path):
     """The folder of an adapter of tiny_bert with labels, r=4, and its logits for IDS."""
-    model = get_peft_model(bert_of("no", "yes"), HoulsbyConfig(r=4, share_layers=3)).eval()
-    perturb(model)
+    model = adapted(bert_of("no", "yes"), share_layers=3)
     model.save_pretrained(tmp_path)
     return tmp_path, model(IDS).logits
 
@@ -180,8 +179,7 @@ def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tm
     trained.
     """
     monkeypatch.delitem(ARCHITECTURES, "bert")
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm="all")).eval()
-    perturb(model)
+    model = adapted(train_layer_norm="all")
     model.save_pretrained(tmp_path)
     inferred = find_places(tiny_bert(), HoulsbyConfig()).keys()
 

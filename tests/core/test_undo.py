@@ -13,15 +13,14 @@ from transformers import BertModel
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyModel
 from houlsby_peft.heads.head import HoulsbyHead
 from model_states import state_of, trained_names
-from tiny_models import perturb, perturb_adapter, tiny_bert
+from tiny_models import adapted, perturb, perturb_adapter, tiny_bert
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """An adapter's folder, and the logits of its model."""
     folder = tmp_path_factory.mktemp("saved")
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
-    perturb(model)
+    model = adapted()
     model.save_pretrained(folder)
     return folder, model(IDS).logits
 
@@ -56,8 +55,7 @@ def test_options_given_to_from_pretrained_win(saved):
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
 def test_a_base_that_still_holds_an_adapter_in_more_places_takes_one_of_its_name(tmp_path):
-    fewer = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, layers_to_transform=[0])).eval()
-    perturb(fewer)
+    fewer = adapted(layers_to_transform=[0])
     fewer.save_pretrained(tmp_path)
     base = tiny_bert()
     get_peft_model(base, HoulsbyConfig(r=4))
@@ -96,8 +94,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics(tmp_path):
     torch.manual_seed(0)
     base, inputs = Normalized(), torch.randn(8, 6)
     untouched = copy.deepcopy(base)
-    model = get_peft_model(base, HoulsbyConfig(r=2, target_modules=["dense", "out"]))
-    perturb(model)
+    model = adapted(base, r=2, target_modules=["dense", "out"])
     model.train()
     trained = model(inputs)
     # The normalization is the running statistics' in training as well.
@@ -111,8 +108,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
 def test_an_adapter_that_cannot_be_replaced_stays(monkeypatch):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
-    perturb(model)
+    model = adapted()
     base = model.get_base_model()
     untouched, logits = state_of(model), model(IDS).logits
 
@@ -219,8 +215,7 @@ def test_a_compiled_base_model_saves_the_same_adapter(tmp_path):
 def test_a_saved_pooler_is_loaded_into_another_class_with_the_same_encoder(tmp_path):
     base = tiny_bert()
     base.save_pretrained(tmp_path / "base")
-    model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=["pooler", "classifier"]))
-    perturb(model.eval())
+    model = adapted(base, modules_to_save=["pooler", "classifier"])
     model.save_pretrained(tmp_path / "adapter")
     encoder = BertModel.from_pretrained(tmp_path / "base")
     loaded = PeftModel.from_pretrained(encoder, tmp_path / "adapter").eval()

@@ -26,7 +26,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, Trainer
 from contract_models import IDS, gpt2, t5
 from houlsby_peft import HoulsbyConfig, ablate
 from model_states import assert_same_tensors, tensors_of, trained_names
-from tiny_models import TINY_BERT, perturb, perturb_adapter, tiny_bert
+from tiny_models import TINY_BERT, adapted, perturb_adapter, tiny_bert
 
 
 # PEFT says this whenever a model gets a second adapter by way of transformers.
@@ -54,8 +54,7 @@ def test_every_task_type_of_peft(task, tmp_path):
     build, auto_class = TASKS[task]
     build().save_pretrained(tmp_path / "base")
     base = auto_class._target_class.from_pretrained(tmp_path / "base")
-    model = get_peft_model(base, HoulsbyConfig(r=4, task_type=task)).eval()
-    perturb(model)
+    model = adapted(base, task_type=task)
     inputs = {"input_ids": IDS} | ({"decoder_input_ids": IDS} if task == "SEQ_2_SEQ_LM" else {})
     expected = model(**inputs)[0]
     if task != "SEQ_2_SEQ_LM":

@@ -5,22 +5,14 @@ they return.
 from __future__ import annotations
 
 import torch
-from peft import get_peft_model
 from torch.nn import functional as F
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-from houlsby_peft import HoulsbyConfig
-from tiny_models import perturb, tiny_bert
+from tiny_models import adapted, tiny_bert
 
 
 def half_bert(seed=0):
     return tiny_bert(seed).bfloat16().eval()
-
-
-def adapted(base, **options):
-    model = get_peft_model(base, HoulsbyConfig(r=4, **options)).eval()
-    perturb(model)
-    return model
 
 
 def dtypes(model, part):

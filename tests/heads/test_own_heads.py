@@ -27,7 +27,7 @@ from transformers import (
 from architecture_cases import CASES
 from houlsby_peft import HoulsbyConfig, ablate
 from model_states import assert_same_tensors, tensors_of, trained_names
-from tiny_models import TINY_BERT, perturb, perturb_adapter, tiny_bert
+from tiny_models import TINY_BERT, adapted, perturb, perturb_adapter, tiny_bert
 
 
 def labels(number: int) -> dict[int, str]:
@@ -315,8 +315,7 @@ def test_a_head_with_batch_norm(own_labels, tmp_path):
     config = SegformerConfig(**sizes, decoder_hidden_size=8, num_labels=3)
     base = SegformerForSemanticSegmentation(config)
     encoder = copy.deepcopy(base)
-    model = get_peft_model(base, HoulsbyConfig(r=2, **own_labels))
-    perturb(model)
+    model = adapted(base, r=2, **own_labels)
     image = torch.randn(2, 3, 32, 32)
     model.train()(image)
     model.save_pretrained(tmp_path)

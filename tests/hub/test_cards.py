@@ -34,7 +34,7 @@ from houlsby_peft.hub.results import format_mean, read_report
 from houlsby_peft.saved.adapter import SavedAdapter
 from hub_models import LABELS, make_adapter, make_base, save_adapter
 from mutated_adapters import HOSTILE
-from tiny_models import perturb
+from tiny_models import adapted
 
 
 ROOT = Path(__file__).parents[2]
@@ -300,8 +300,7 @@ def test_the_snippets_run_as_printed_on_a_checkpoint_with_another_head(
 ):
     make = of_images if labels is None else partial(of_texts, **labels)
     base, options, inputs = make(tmp_path / "base")
-    model = get_peft_model(base, HoulsbyConfig(r=4, **options)).eval()
-    perturb(model)
+    model = adapted(base, **options)
     model.save_pretrained(tmp_path / "user" / "x")
     monkeypatch.chdir(tmp_path)
     saved = SavedAdapter.open(tmp_path / "user" / "x")

@@ -117,8 +117,7 @@ def test_without_data_and_network(encoder, tmp_path):
     )
     (tmp_path / "sitecustomize.py").write_text(f"{refuse}\nsys.addaudithook(refuse)\n")
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    flags = ["--output_dir", tmp_path / "run", "--max_steps", 2, "--model_name", encoder]
-    flags += ["--baseline", "false"]
+    flags = ("--output_dir", tmp_path / "run", "--max_steps", 2, "--model_name", encoder)
     command = [sys.executable, demo.__file__, *map(str, flags)]
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -18,7 +18,7 @@ from houlsby_peft import AdapterError, HoulsbyConfig, StateCache
 from houlsby_peft.training.state_cache import StateFile
 from recipe_runs import results_of, run
 from run.edge import RecipeError
-from tiny_models import perturb, tiny_bert
+from tiny_models import adapted, tiny_bert
 
 
 def train(encoder, data, output, **flags) -> dict:
@@ -203,9 +203,7 @@ def test_two_writers(tmp_path):
 
 def with_ladder(case):
     """An encoder of an architecture with a ladder."""
-    model = get_peft_model(CASES[case].model(), HoulsbyConfig(r=8, kind="ladder"))
-    perturb(model)
-    return model.eval()
+    return adapted(CASES[case].model(), r=8, kind="ladder")
 
 
 @torch.no_grad()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+from peft import PeftModel, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification
+
+from houlsby_peft import HoulsbyConfig
 
 
 TINY_BERT = {
@@ -42,3 +45,13 @@ def perturb_adapter(model: torch.nn.Module, name: str, seed: int) -> None:
         for key, parameter in model.named_parameters():
             if f".{name}." in key:
                 parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+
+
+def adapted(
+    base: torch.nn.Module | None = None, name: str = "default", seed: int = 1, **options: object
+) -> PeftModel:
+    """A model, or the tiny BERT, in eval mode with an adapter that is far from the identity."""
+    config = HoulsbyConfig(**{"r": 4, **options})
+    model = get_peft_model(tiny_bert() if base is None else base, config, name)
+    perturb(model, seed)
+    return model.eval()
