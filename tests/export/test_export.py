@@ -238,7 +238,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named_and_nothing_i
         with pytest.raises(NotADirectoryError):
             export_onnx(predictor, tmp_path / "file" / "out")
 
-    def disk_is_full(model, sample, outputs, path):
+    def disk_is_full(part, inputs, outputs, path):
         path.write_bytes(b"begun")
         raise OSError(28, "No space left on device")
 
@@ -260,10 +260,10 @@ def test_a_model_that_computes_something_else_is_refused_with_the_difference(
     predictor = new_predictor("bert", "SequenceClassification", tokenizer)
     write = houlsby_peft.export._write_model
 
-    def write_another_model(model, *arguments):
+    def write_another_model(part, *arguments):
         with torch.no_grad():
-            model.classifier.bias.add_(0.5)
-        write(model, *arguments)
+            part.model.classifier.bias.add_(0.5)
+        write(part, *arguments)
 
     monkeypatch.setattr(houlsby_peft.export, "_write_model", write_another_model)
     assert "0.5" in refused(predictor, tmp_path / "out")
