@@ -346,22 +346,10 @@ def _quantize(
     path: Path, inputs: Sequence[Tensors], expected: Sequence[Tensors]
 ) -> dict[str, float]:
     """Write a quantized file beside another one; return its name and how much it differs."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from .export_int8 import quantize
 
-    model = onnx.load(path)
-    # The recorded shapes of weights, which the quantizer transposes and then finds to be wrong.
-    del model.graph.value_info[:]
     target = path.with_stem(f"{path.stem}_quantized")
-    with _quiet():
-        is_large = path.with_name(f"{path.name}.data").exists()
-        quantize_dynamic(
-            model,
-            target,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            use_external_data_format=is_large,
-        )
+    quantize(path, target)
     return {target.name: _largest_difference(target, inputs, expected)}
 
 

@@ -4,6 +4,7 @@ exported is refused.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -120,8 +121,50 @@ def test_a_file_of_8_bit_integers_is_near_the_one_in_full(exported):
     (logits,), _ = outputs(folder, WORDS)
     (logits_in_int8,), _ = outputs(folder, WORDS, quantized.name)
     assert 0 < (logits_in_int8 - logits).abs().max() < 0.5 * logits.abs().max()
-    operations = {node.op_type for node in onnx.load(quantized).graph.node}
-    assert "MatMulInteger" in operations
+    tensors = {tensor.name: tensor for tensor in onnx.load(quantized).graph.initializer}
+    matrices = [tensor for tensor in tensors.values() if len(tensor.dims) == 2]
+    int8 = [tensor for tensor in matrices if tensor.data_type == onnx.TensorProto.INT8]
+    assert len(int8) > 8
+    # The pooler and the head, which read one token.
+    assert all(np.prod(tensor.dims) <= 32 * 32 for tensor in matrices if tensor not in int8)
+
+
+def test_in_8_bit_integers_an_answer_does_not_depend_on_the_other_texts(exported):
+    file = "model_quantized.onnx"
+    (logits,), _ = outputs(exported[0], WORDS, file)
+    for number, text in enumerate(WORDS[:3]):
+        (alone,), _ = outputs(exported[0], [text], file)
+        assert torch.allclose(alone[0], logits[number], atol=1e-4)
+
+
+def test_a_product_in_8_bit_integers_has_a_scale_for_each_token_and_column(tmp_path):
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(64, 8)).astype(np.float32) * 10.0 ** np.arange(-4, 4)
+    tokens = generator.normal(size=(2, 3, 64)).astype(np.float32)
+    tokens *= 10.0 ** np.arange(-3, 3).reshape(2, 3, 1)
+    tokens[0, 0] = 0
+    tokens[1, 1] = np.abs(tokens[1, 1]) + 100
+    product = onnx.helper.make_node("MatMul", ["tokens", "weight"], ["product"])
+    shape = ["rows", "tokens", None]
+    graph = onnx.helper.make_graph(
+        [product],
+        "product",
+        [onnx.helper.make_tensor_value_info("tokens", onnx.TensorProto.FLOAT, shape)],
+        [onnx.helper.make_tensor_value_info("product", onnx.TensorProto.FLOAT, shape)],
+        [onnx.numpy_helper.from_array(weight.astype(np.float32), "weight")],
+    )
+    opset = onnx.helper.make_opsetid("", 18)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "a")
+    import_module("houlsby_peft.export_int8").quantize(tmp_path / "a", tmp_path / "b")
+    [computed] = onnxruntime.InferenceSession(tmp_path / "b").run(None, {"tokens": tokens})
+    # Half a step of each value and weight, at most.
+    step = (tokens.max(-1).clip(0) - tokens.min(-1).clip(None, 0)) / 255
+    step_of_weight = np.abs(weight).max(0) / 127
+    most = np.abs(tokens).sum(-1)[..., None] * step_of_weight / 2
+    most += step[..., None] * (np.abs(weight) + step_of_weight / 2).sum(0) / 2
+    error = np.abs(computed - tokens @ weight)
+    assert (error <= most * 1.001).all()
+    assert (error[0, 1:] > 0).all()
 
 
 def test_the_file_has_the_shared_bottleneck_once_and_none_of_the_other_adapter(exported):
