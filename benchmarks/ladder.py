@@ -75,29 +75,39 @@ def by_tasks_of_a_text(
 
 def by_exported_tasks(folder: Path, length: int, rounds: int) -> Rows:
     """Measure one text with one task and with all tasks of an exported folder, relative to its
-    encoder.
+    encoder, which may also be quantized.
     """
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    files = sorted(folder.glob("*.onnx"))
-    sessions = {file.stem: InferenceSession(file, options) for file in files}
-    encoder = sessions.pop("encoder")
-    names = [output.name for output in encoder.get_outputs()]
+    encoders, tasks = {}, []
+    for file in sorted(folder.glob("*.onnx")):
+        session = InferenceSession(file, options)
+        if file.stem.startswith("encoder"):
+            encoders[file.stem] = session
+        else:
+            tasks.append(session)
     ids = torch.randint(0, 30522, (1, length))
     inputs_of_text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     inputs_of_text["token_type_ids"] = torch.zeros_like(ids)
     arrays = {name: value.numpy() for name, value in inputs_of_text.items()}
 
-    def answer(number: int) -> None:
+    def answer(encoder: InferenceSession, number: int) -> None:
+        names = [output.name for output in encoder.get_outputs()]
         values = arrays | dict(zip(names, encoder.run(names, arrays), strict=True))
-        for task in list(sessions.values())[:number]:
+        for task in tasks[:number]:
             task.run(None, values)
 
-    calls = {number: partial(answer, number) for number in (0, 1, len(sessions))}
-    times = compared(interleaved(calls, rounds), 0)
-    return [{"tokens": length, "tasks": number, **row} for number, row in times.items()]
+    calls = {}
+    for name, encoder in encoders.items():
+        for number in (0, 1, len(tasks)):
+            calls[name, number] = partial(answer, encoder, number)
+    rows = []
+    times = compared(interleaved(calls, rounds), ("encoder", 0))
+    for (name, number), row in times.items():
+        rows.append({"tokens": length, "encoder": name, "tasks": number, **row})
+    return rows
 
 
 def _run_passes(model: PeftModel, text: torch.Tensor, number: int, passes: int) -> None:

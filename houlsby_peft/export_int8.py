@@ -23,6 +23,8 @@ _INT32 = int(onnx.TensorProto.INT32)
 _UINT8 = int(onnx.TensorProto.UINT8)
 # Of a step, where all values are 0.
 _SMALLEST = np.float32(1e-9)
+# Rows and columns that a weight needs: the product with a narrower one is faster in float32.
+_FEWEST = 128
 
 
 @script(_OPSET, default_opset=op)
@@ -56,13 +58,16 @@ def GatherInt8(ids, table, scales):  # type: ignore[no-untyped-def]
 
 
 def quantize(source: Path, target: Path) -> None:
-    """Write a file whose weights are 8-bit integers, and whose matrix products are computed in
-    them, with a scale for each token.
+    """Write a file whose wide weights are 8-bit integers, in which matrix products are computed,
+    with a scale for each token.
     """
     model = onnx.load(source)
     graph = model.graph
     del graph.value_info[:]  # which has the shapes of the weights
-    weights = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2}
+    weights = {}
+    for tensor in graph.initializer:
+        if len(tensor.dims) == 2 and min(tensor.dims) >= _FEWEST:
+            weights[tensor.name] = tensor
     parts: dict[str, NDArray[Any]] = {}
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in weights:
