@@ -72,18 +72,16 @@ def quantize(source: Path, target: Path) -> None:
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in weights:
             function: Any = MultiplyInt8
-            axis, (read, name) = 0, node.input
+            read, name = node.input
+            integers, scales = _round(weights[name], axis=0)
+            own = {"int8": integers, "scales": scales, "sums": integers.sum(0, dtype=np.int32)}
         elif node.op_type == "Gather" and node.input[0] in weights:
             function = GatherInt8
-            axis, (name, read) = 1, node.input
+            name, read = node.input
+            integers, scales = _round(weights[name], axis=1)
+            own = {"int8": integers, "scales": scales}
         else:
             continue
-        weight = numpy_helper.to_array(weights[name])
-        scales = np.maximum(np.abs(weight).max(axis) / 127, _SMALLEST)
-        integers = np.round(weight / np.expand_dims(scales, axis)).astype(np.int8)
-        own = {"int8": integers, "scales": scales}
-        if function is MultiplyInt8:
-            own["sums"] = integers.sum(0, dtype=np.int32)
         names = [f"{name}.{function.name}.{part}" for part in own]
         parts.update(zip(names, own.values(), strict=True))
         outputs = list(node.output)
@@ -100,3 +98,10 @@ def quantize(source: Path, target: Path) -> None:
     is_large = source.with_name(f"{source.name}.data").exists()
     location = f"{target.name}.data"
     onnx.save(model, target, save_as_external_data=is_large, location=location)
+
+
+def _round(tensor: onnx.TensorProto, axis: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return a weight as integers from -127 to 127, and the scales that are common to an axis."""
+    weight = numpy_helper.to_array(tensor)
+    scales = np.maximum(np.abs(weight).max(axis) / 127, _SMALLEST)
+    return np.round(weight / np.expand_dims(scales, axis)).astype(np.int8), scales
