@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
+import torch
 from onnx import helper, numpy_helper
 from onnxscript import opset18, script
 from onnxscript.values import Opset
@@ -21,8 +20,6 @@ _OPSET = Opset("houlsby_peft", 1)
 _FLOAT = int(onnx.TensorProto.FLOAT)
 _INT32 = int(onnx.TensorProto.INT32)
 _UINT8 = int(onnx.TensorProto.UINT8)
-# Of a step, where all values are 0.
-_SMALLEST = np.float32(1e-9)
 # Rows and columns that a weight needs: the product with a narrower one is faster in float32.
 _FEWEST = 128
 
@@ -68,13 +65,13 @@ def quantize(source: Path, target: Path) -> None:
     for tensor in graph.initializer:
         if len(tensor.dims) == 2 and min(tensor.dims) >= _FEWEST:
             weights[tensor.name] = tensor
-    parts: dict[str, NDArray[Any]] = {}
+    parts: dict[str, torch.Tensor] = {}
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in weights:
             function: Any = MultiplyInt8
             read, name = node.input
             integers, scales = _round(weights[name], axis=0)
-            own = {"int8": integers, "scales": scales, "sums": integers.sum(0, dtype=np.int32)}
+            own = {"int8": integers, "scales": scales, "sums": integers.sum(0, dtype=torch.int32)}
         elif node.op_type == "Gather" and node.input[0] in weights:
             function = GatherInt8
             name, read = node.input
@@ -90,7 +87,8 @@ def quantize(source: Path, target: Path) -> None:
         )
     used = {name for node in graph.node for name in node.input}
     initializers = [tensor for tensor in graph.initializer if tensor.name in used]
-    initializers += [numpy_helper.from_array(values, name) for name, values in parts.items()]
+    for name, values in parts.items():
+        initializers.append(numpy_helper.from_array(values.numpy(), name))
     del graph.initializer[:]
     graph.initializer.extend(initializers)
     model.functions.extend([MultiplyInt8.to_function_proto(), GatherInt8.to_function_proto()])
@@ -100,8 +98,9 @@ def quantize(source: Path, target: Path) -> None:
     onnx.save(model, target, save_as_external_data=is_large, location=location)
 
 
-def _round(tensor: onnx.TensorProto, axis: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _round(tensor: onnx.TensorProto, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a weight as integers from -127 to 127, and the scales that are common to an axis."""
-    weight = numpy_helper.to_array(tensor)
-    scales = np.maximum(np.abs(weight).max(axis) / 127, _SMALLEST)
-    return np.round(weight / np.expand_dims(scales, axis)).astype(np.int8), scales
+    weight = torch.tensor(numpy_helper.to_array(tensor))
+    # Of zeros alone, any scale will do.
+    scales = weight.abs().amax(axis, keepdim=True).clamp(min=1e-9) / 127
+    return (weight / scales).round().char(), scales.squeeze(axis)

@@ -61,7 +61,7 @@ def adapters(base, tmp_path_factory):
 def exported(adapters, tmp_path_factory):
     """The folder of their export."""
     folder = tmp_path_factory.mktemp("exported")
-    main(["export", str(adapters[0]), str(folder)])
+    main(["export", str(adapters[0]), str(folder), "--int8"])
     return folder
 
 
@@ -97,7 +97,8 @@ def test_a_task_has_the_answers_of_its_adapter(task, adapters, exported, base):
 def test_the_encoder_is_exported_once_and_labels_stand_beside_their_task(exported, base):
     names = {path.name for path in exported.iterdir()}
     files = {f"{task}.{kind}" for task in ("topic", "place") for kind in ("onnx", "json")}
-    assert names == files | {"encoder.onnx", "tokenizer.json", "tokenizer_config.json"}
+    encoders = {"encoder.onnx", "encoder_quantized.onnx"}
+    assert names == files | encoders | {"tokenizer.json", "tokenizer_config.json"}
     for task, labels in (("topic", TOPICS), ("place", TAGS)):
         content = json.loads((exported / f"{task}.json").read_text())
         assert content["id2label"] == {str(number): name for number, name in labels.items()}
