@@ -353,10 +353,16 @@ def _add_prediction(add: _Add, has_file: bool) -> None:
 
 def _add_formats(add: _Add) -> None:
     """Add the commands that write or read another format."""
-    export = add("export", "export an adapter with its base model to ONNX")
-    export.add_argument("adapter", help="user/name on the Hub, or a folder")
+    export = add("export", "export an adapter, or many ladders, with the base model to ONNX")
     export.add_argument(
-        "output", type=Path, help="folder to write the model, its labels and the tokenizer to"
+        "adapters",
+        metavar="adapter",
+        nargs="+",
+        help="user/name on the Hub, or a folder; of ladders, several or a folder of them, which "
+        "share one encoder",
+    )
+    export.add_argument(
+        "output", type=Path, help="folder to write the models, their labels and the tokenizer to"
     )
     export.add_argument(
         "--int8", action="store_true", help="also write a model quantized to 8-bit integers"

@@ -1,7 +1,8 @@
-"""Measure ladders: one text with many tasks, and training steps.
+"""Measure ladders: one text with many tasks, in PyTorch or exported, and training steps.
 
 python benchmarks/ladder.py --parts tasks
 python benchmarks/ladder.py --parts steps --shape minilm
+python benchmarks/ladder.py --exported tickets-onnx
 """
 
 from __future__ import annotations
@@ -72,6 +73,43 @@ def by_tasks_of_a_text(
     return rows
 
 
+def by_exported_tasks(folder: Path, length: int, rounds: int) -> Rows:
+    """Measure one text with one task and with all tasks of an exported folder, relative to its
+    encoder, which may also be quantized.
+    """
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    encoders, tasks = {}, []
+    for file in sorted(folder.glob("*.onnx")):
+        session = InferenceSession(file, options)
+        if file.stem.startswith("encoder"):
+            encoders[file.stem] = session
+        else:
+            tasks.append(session)
+    ids = torch.randint(0, 30522, (1, length))
+    inputs_of_text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs_of_text["token_type_ids"] = torch.zeros_like(ids)
+    arrays = {name: value.numpy() for name, value in inputs_of_text.items()}
+
+    def answer(encoder: InferenceSession, number: int) -> None:
+        names = [output.name for output in encoder.get_outputs()]
+        values = arrays | dict(zip(names, encoder.run(names, arrays), strict=True))
+        for task in tasks[:number]:
+            task.run(None, values)
+
+    calls = {}
+    for name, encoder in encoders.items():
+        for number in (0, 1, len(tasks)):
+            calls[name, number] = partial(answer, encoder, number)
+    rows = []
+    times = compared(interleaved(calls, rounds), ("encoder", 0))
+    for (name, number), row in times.items():
+        rows.append({"tokens": length, "encoder": name, "tasks": number, **row})
+    return rows
+
+
 def _run_passes(model: PeftModel, text: torch.Tensor, number: int, passes: int) -> None:
     """Run the tasks of a text, with a part of them in each pass."""
     names = [f"task_{task}" for task in range(number)]
@@ -121,6 +159,7 @@ def steps(shape: str, rows_of_batch: int, length: int, widths: list[int], rounds
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=("tasks", "steps"), default=["tasks"])
+    parser.add_argument("--exported", type=Path, help="Measure this folder in place of the parts.")
     parser.add_argument("--shape", choices=SHAPES, default="base")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rows", type=int, default=32, help="Rows of a training step.")
@@ -134,6 +173,8 @@ def main() -> None:
     keep_freed_memory()
     shape, length, rounds = arguments.shape, arguments.tokens, arguments.rounds
     rows: Rows = []
+    if arguments.exported:
+        rows, arguments.parts = by_exported_tasks(arguments.exported, length, rounds), []
     if "tasks" in arguments.parts:
         rows += by_tasks_of_a_text(
             shape, length, arguments.widths, arguments.tasks, rounds, 240, arguments.beneath

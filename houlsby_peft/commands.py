@@ -25,7 +25,9 @@ from .hub.card import write_card
 from .hub.push import predict_example, push_to_hub
 from .predict.adapter_list import find_adapters
 from .predict.files import json_line, predict_file
+from .predict.held_adapters import TaskSource
 from .predict.load import load
+from .predict.predictor import Predictor
 from .predict.task_bank import TaskBank
 from .saved.adapter import SavedAdapter, adapter_of_run
 from .tables import (
@@ -166,13 +168,21 @@ def _find_columns(
 def export(options: argparse.Namespace) -> None:
     """Write ONNX files, and print their sizes and how far they are from PyTorch."""
     _hide_messages()
-    adapter = load(
-        options.adapter,
-        revision=options.revision,
-        base_model=options.base_model,
-        other_base=options.other_base,
-    )
-    for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
+    sources: dict[str, str | Path] = {}
+    for name in options.adapters:
+        path = Path(name).expanduser()
+        for task, source in (find_adapters(path) or {path.name: name}).items():
+            if task in sources:
+                raise ValueError(f"Two adapters are called {task!r}. Rename the folder of one.")
+            sources[task] = source
+    bases = {"base_model": options.base_model, "other_base": options.other_base}
+    exported: TaskBank | Predictor
+    if len(sources) == 1:
+        exported = load(*sources.values(), revision=options.revision, **bases)
+    else:
+        tasks = {task: TaskSource(source, options.revision) for task, source in sources.items()}
+        exported = TaskBank(tasks, **bases)
+    for path, difference in export_onnx(exported, options.output, int8=options.int8).items():
         size = path.stat().st_size / 1e6
         print(f"{path}  {size:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
 

@@ -1,4 +1,4 @@
-"""Export an adapter together with its base model to ONNX, for services without PyTorch."""
+"""Export adapters together with their base model to ONNX, for services without PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -21,16 +21,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from .errors import AdapterError
+from .export_parts import Encoder, LadderWithHead, Tensors, Whole
 from .method.tuner_layer import HoulsbyTunerLayer
 from .predict.base_model import label_arguments
 from .predict.load import load
 from .predict.predictor import Predictor
 from .predict.questions import cut_arguments
+from .predict.task_bank import TaskBank
+from .saved.record import Place
 
 
-# The names that optimum and the Hub use.
+# The name that optimum and the Hub use.
 MODEL_FILE = "model.onnx"
-INT8_FILE = "model_quantized.onnx"
+ENCODER_FILE = "encoder.onnx"
 _TASKS = (
     "text-classification",
     "token-classification",
@@ -47,24 +50,30 @@ _LARGEST_FILE = 2**31 - 2**24
 
 
 def export_onnx(
-    adapter: Predictor | str | os.PathLike[str],
+    adapter: Predictor | TaskBank | str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
     int8: bool = False,
     tolerance: float = 1e-4,
 ) -> dict[Path, float]:
-    """Export a base model with one adapter to ONNX, and check that onnxruntime computes the same.
+    """Export a base model with an adapter, or with the ladders of many tasks, to ONNX, and check
+    that onnxruntime computes the same.
 
     The folder gets `model.onnx`, the configuration with the labels, and the tokenizer, which cuts
     texts to the adapter's length. The number of texts and of tokens stay variable. Everything is
     computed in float32. The model in memory stays as it is.
 
+    Of a bank of ladders, the folder gets `encoder.onnx`, which runs once for all tasks, and for
+    each task `TASK.onnx` and `TASK.json`, the configuration with its labels. The inputs of
+    `TASK.onnx` are those of the encoder and its outputs.
+
     Args:
-        adapter: What `houlsby_peft.load` returns, or an adapter's name on the Hub or its folder.
+        adapter: What `houlsby_peft.load` returns, an adapter's name on the Hub or its folder, or a
+            `TaskBank` whose adapters are ladders.
         folder: The folder to write. Existing files of these names are replaced, once the check has
             passed.
-        int8: Also write `model_quantized.onnx`, whose matrix products are computed in 8-bit
-            integers.
+        int8: Also write `model_quantized.onnx`, or `encoder_quantized.onnx`, whose matrix products
+            are computed in 8-bit integers.
         tolerance: The largest difference between the outputs of onnxruntime and of PyTorch that is
             accepted, as a share of the largest output above 1, on random inputs of several shapes,
             with padding. It does not apply to the quantized model, which you compare on texts of
@@ -74,9 +83,9 @@ def export_onnx(
         Each file of a model, and the largest difference that was found.
 
     Raises:
-        AdapterError: The adapter's task or base model cannot be exported, or the outputs differ by
-            more than `tolerance`. Nothing is written then, nor if PyTorch's exporter fails, whose
-            own error is raised.
+        AdapterError: The adapter's task or base model cannot be exported, the tasks of a bank do
+            not have one encoder, or the outputs differ by more than `tolerance`. Nothing is written
+            then, nor if PyTorch's exporter fails, whose own error is raised.
         ImportError: A package of the extra `export` is missing.
         OSError: The folder cannot be written to, which is found before anything else is done, or
             the disk is full.
@@ -88,34 +97,121 @@ def export_onnx(
     shutil.rmtree(scratch, ignore_errors=True)  # of an export that was killed
     scratch.mkdir(parents=True)
     try:
-        predictor = adapter if isinstance(adapter, Predictor) else load(adapter)
-        _check_can_be_exported(predictor)
-        model = _copy_with_one_adapter(predictor)
-        tokenizer = _copy_tokenizer(predictor, model)
-        samples = _make_samples(model, tokenizer)
-        with torch.inference_mode():
-            expected = [dict(model(**sample)) for sample in samples]
-        file = scratch / MODEL_FILE
-        with _quiet():
-            _write_model(model, samples[2], list(expected[0]), file)
-        differences = {MODEL_FILE: _largest_difference(file, samples, expected)}
-        if not differences[MODEL_FILE] <= tolerance:
-            raise AdapterError(
-                f"The outputs of the exported model must differ from PyTorch's by at most "
-                f"{tolerance:g}; in onnxruntime they differ by {differences[MODEL_FILE]:.3g}. "
-                "Update torch, onnxscript and onnxruntime, or raise tolerance."
-            )
-        if int8:
-            int8_file = scratch / INT8_FILE
-            _quantize(file, int8_file)
-            differences[INT8_FILE] = _largest_difference(int8_file, samples, expected)
-        model.config.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
+        if isinstance(adapter, TaskBank):
+            differences = _export_ladders(adapter, scratch, int8, tolerance)
+        else:
+            predictor = adapter if isinstance(adapter, Predictor) else load(adapter)
+            differences = _export_whole(predictor, scratch, int8, tolerance)
         for path in scratch.iterdir():
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(scratch)
     return {folder / name: difference for name, difference in differences.items()}
+
+
+def _export_whole(
+    predictor: Predictor, folder: Path, int8: bool, tolerance: float
+) -> dict[str, float]:
+    """Export a model with one adapter; return the differences by file."""
+    _check_can_be_exported(predictor)
+    model = _copy_with_one_adapter(predictor)
+    tokenizer = _copy_tokenizer(predictor, model)
+    samples = _make_samples(model, tokenizer)
+    expected = _run(Whole(model), samples)
+    differences = _export(Whole(model), samples, expected, folder / MODEL_FILE, tolerance)
+    if int8:
+        differences |= _quantize(folder / MODEL_FILE, samples, expected)
+    model.config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return differences
+
+
+def _export_ladders(bank: TaskBank, folder: Path, int8: bool, tolerance: float) -> dict[str, float]:
+    """Export the encoder of a bank, and the ladder of each task; return the differences by file."""
+    predictors = {}
+    for task in bank.tasks:
+        reader = bank.reader(task)
+        predictors[task] = Predictor(reader.model, reader.name, reader.task, reader.tokenizer)
+        _check_can_be_exported(predictors[task])
+    place = _find_shared_place(predictors)
+    first = next(iter(predictors.values()))
+    model = _copy_with_one_adapter(first)
+    tokenizer = _copy_tokenizer(first, model)
+    tokenizer.save_pretrained(folder)
+    samples = _make_samples(model, tokenizer)
+    encoder = Encoder(model, place)
+    expected = _run(encoder, samples)
+    file = folder / ENCODER_FILE
+    differences = _export(encoder, samples, expected, file, tolerance)
+    if int8:
+        differences |= _quantize(file, samples, expected)
+    readings = _run_file(file, samples, list(expected[0]))
+    inputs = [sample | reading for sample, reading in zip(samples, readings, strict=True)]
+    for task, predictor in predictors.items():
+        file = folder / f"{task}.onnx"
+        labels = folder / f"{task}.json"
+        if file.exists() or labels.exists():
+            raise AdapterError(
+                f"The name of a task is that of its files; {task!r} is already that of the "
+                "encoder's or the tokenizer's. Rename its folder."
+            )
+        model = _copy_with_one_adapter(predictor)
+        expected = _run(Whole(model), samples)
+        differences |= _export(LadderWithHead(model, place), inputs, expected, file, tolerance)
+        model.config.to_json_file(labels)
+    return differences
+
+
+def _find_shared_place(predictors: Mapping[str, Predictor]) -> Place:
+    """Return the place of all ladders of an export, which must read the same of a text."""
+    places = []
+    read: dict[tuple[object, ...], str] = {}
+    for task, predictor in predictors.items():
+        record = predictor.record
+        place = record.ladder
+        if place is None:
+            raise AdapterError(
+                "Adapters are exported together if all are ladders, which leave the encoder as it "
+                f"is; that of {task!r} is none. Export each adapter to a folder of its own."
+            )
+        places.append(place)
+        length = cut_arguments(predictor.tokenizer, predictor.model, record).get("max_length")
+        base = predictor.base_model.name_or_path
+        facts = base, record.beneath_name, place.reads, length
+        read.setdefault(facts, task)
+    if len(read) > 1:
+        raise AdapterError(
+            "The ladders of one export must have the same base model, adapter beneath them, layers "
+            f"that they read and length of texts; {' and '.join(map(repr, read.values()))} differ. "
+            "Export those that agree to a folder of their own."
+        )
+    return places[0]
+
+
+def _export(
+    part: Whole,
+    inputs: Sequence[Tensors],
+    expected: Sequence[Tensors],
+    path: Path,
+    tolerance: float,
+) -> dict[str, float]:
+    """Write a part of a model; return its file's name and how much its outputs differ."""
+    with _quiet():
+        _write_model(part, inputs[2], list(expected[0]), path)
+    difference = _largest_difference(path, inputs, expected)
+    if not difference <= tolerance:
+        raise AdapterError(
+            f"The outputs of {path.name} must differ from PyTorch's by at most {tolerance:g}; in "
+            f"onnxruntime they differ by {difference:.3g}. Update torch, onnxscript and "
+            "onnxruntime, or raise tolerance."
+        )
+    return {path.name: difference}
+
+
+def _run(part: Whole, inputs: Iterable[Tensors]) -> list[Tensors]:
+    """Return the outputs of a part in PyTorch."""
+    with torch.inference_mode():
+        return [part(tensors) for tensors in inputs]
 
 
 def _check_can_be_exported(predictor: Predictor) -> None:
@@ -150,6 +246,16 @@ def _copy_tokenizer(predictor: Predictor, model: PreTrainedModel) -> PreTrainedT
     tokenizer.init_kwargs["model_input_names"] = names  # otherwise not saved
     cut = cut_arguments(tokenizer, model, predictor.record)
     tokenizer.model_max_length = cut.get("max_length", tokenizer.model_max_length)
+    if tokenizer.is_fast:  # for a service without transformers
+        backend: Any = tokenizer.backend_tokenizer
+        if cut:
+            backend.enable_truncation(cut["max_length"])
+        if tokenizer.pad_token is not None:
+            backend.enable_padding(
+                direction=tokenizer.padding_side,
+                pad_id=tokenizer.pad_token_id,
+                pad_token=tokenizer.pad_token,
+            )
     return tokenizer
 
 
@@ -190,9 +296,7 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     return base
 
 
-def _make_samples(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> list[dict[str, torch.Tensor]]:
+def _make_samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Tensors]:
     """Return random inputs of several shapes, `(rows, tokens)` each.
 
     If there is a padding token, the rows of an input have different lengths.
@@ -222,59 +326,62 @@ def _make_samples(
     return samples
 
 
-def _write_model(
-    model: PreTrainedModel, sample: Mapping[str, torch.Tensor], outputs: list[str], path: Path
-) -> None:
+def _write_model(part: Whole, inputs: Tensors, outputs: list[str], path: Path) -> None:
     program: Any = torch.onnx.export(
-        model,
-        kwargs=dict(sample),
-        input_names=list(sample),
+        part,
+        kwargs={"inputs": inputs},
+        input_names=list(inputs),
         output_names=outputs,
-        dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in sample},
+        dynamic_shapes={"inputs": {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs}},
         dynamo=True,
         verbose=False,
     )
-    size = sum(weight.nbytes for weight in model.parameters())
+    for node in program.model.graph:
+        node.metadata_props.clear()  # which have the paths of this machine
+    size = sum(weight.nbytes for weight in part.parameters())
     program.save(path, external_data=size > _LARGEST_FILE)
 
 
-def _quantize(source: Path, target: Path) -> None:
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+def _quantize(
+    path: Path, inputs: Sequence[Tensors], expected: Sequence[Tensors]
+) -> dict[str, float]:
+    """Write a quantized file beside another one; return its name and how much it differs."""
+    from .export_int8 import quantize
 
-    model = onnx.load(source)
-    # The recorded shapes of weights, which the quantizer transposes and then finds to be wrong.
-    del model.graph.value_info[:]
-    with _quiet():
-        is_large = source.with_name(f"{MODEL_FILE}.data").exists()
-        quantize_dynamic(
-            model,
-            target,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            use_external_data_format=is_large,
-        )
+    target = path.with_stem(f"{path.stem}_quantized")
+    quantize(path, target)
+    return {target.name: _largest_difference(target, inputs, expected)}
+
+
+def _run_file(path: Path, inputs: Iterable[Tensors], outputs: list[str]) -> list[Tensors]:
+    """Return the outputs of a file in onnxruntime."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    computed = []
+    for tensors in inputs:
+        arrays = {name: value.numpy() for name, value in tensors.items()}
+        values = map(torch.from_numpy, session.run(outputs, arrays))
+        computed.append(dict(zip(outputs, values, strict=True)))
+    return computed
 
 
 def _largest_difference(
-    path: Path, samples: list[dict[str, torch.Tensor]], expected: list[dict[str, torch.Tensor]]
+    path: Path, inputs: Sequence[Tensors], expected: Sequence[Tensors]
 ) -> float:
     """Return the largest difference between the outputs of a file and the expected ones, in tokens
     that are read.
     """
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     largest = 0.0
-    for sample, outputs in zip(samples, expected, strict=True):
-        arrays = {name: value.numpy() for name, value in sample.items()}
-        computed = session.run(list(outputs), arrays)
-        for value, output in zip(computed, outputs.values(), strict=True):
+    computed = _run_file(path, inputs, list(expected[0]))
+    for tensors, values, outputs in zip(inputs, computed, expected, strict=True):
+        mask = tensors["attention_mask"]
+        for name, output in outputs.items():
             # Outputs may be large, such as prices of a regression.
             scale = output.nan_to_num(posinf=0, neginf=0).abs().max().clamp(min=1)
-            difference = (torch.from_numpy(value) - output).abs() / scale
-            if output.shape[:2] == sample["attention_mask"].shape:
-                difference = difference[sample["attention_mask"].bool()]
+            difference = (values[name] - output).abs() / scale
+            if output.shape[:2] == mask.shape:
+                difference = difference[mask.bool()]
             largest = max(largest, float(difference.nan_to_num(nan=torch.inf).max()))
     return largest
 

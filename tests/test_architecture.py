@@ -32,7 +32,7 @@ FLOORS = (
     ("derive", "training"),
     ("undo", "beneath", "model"),
     ("predict",),
-    ("service", "hub", "export"),
+    ("service", "hub", "export", "export_parts", "export_int8"),
     ("adapterhub",),
     ("commands",),
 )

@@ -234,6 +234,14 @@ class AdapterRecord:
         """The name in a model of the adapter beneath a ladder: the same for the same adapter."""
         return f"{BENEATH}{(self.beneath or {}).get('sha256', '')[:12]}"
 
+    @property
+    def ladder(self) -> Place | None:
+        """The place of the adapter's ladder, by names inside the encoder; None if it is none."""
+        for place in unfold_places(self.places or ()):
+            if place.is_ladder:
+                return place
+        return None
+
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> AdapterRecord:
         """Read a record that anybody may have written; it must have the form of `to_dict`."""

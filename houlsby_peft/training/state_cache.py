@@ -28,7 +28,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import AdapterError
 from ..method.modules import base_modules
-from ..saved.record import AdapterRecord, Place, unfold_places
+from ..saved.record import AdapterRecord, Place
 
 
 _DIGEST = 16  # bytes
@@ -276,15 +276,15 @@ def _autocast_of(device: torch.device) -> bytes:
 
 def _find_ladder(model: PeftModel, record: AdapterRecord) -> Place:
     """Return the place of a model's ladder, by names inside the encoder."""
-    places = [place for place in unfold_places(record.places or ()) if place.is_ladder]
+    place = record.ladder
     embeddings = cast(PreTrainedModel, model.get_base_model()).get_input_embeddings()
     trains_tokens = any(weight.requires_grad for weight in embeddings.parameters())
-    if len(model.peft_config) > 1 or not places or trains_tokens:
+    if len(model.peft_config) > 1 or place is None or trains_tokens:
         raise AdapterError(
             "What the model trains below its end must be one ladder: other adapters and trained "
             "tokens change the hidden states."
         )
-    return places[0]
+    return place
 
 
 def _digest_of_encoder(encoder: PreTrainedModel, record: AdapterRecord) -> str:

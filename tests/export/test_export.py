@@ -4,6 +4,7 @@ exported is refused.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,9 @@ def exported(base, tmp_path_factory):
     adapter.base_model.config.output_hidden_states = True  # which the file leaves out
     untouched = state_of(adapter.model)
     expected = adapter.pipeline(top_k=None)(WORDS, truncation=True, max_length=9)
-    differences = export_onnx(adapter, path / "out", int8=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("houlsby_peft.export_int8._FEWEST", 16)  # in place of 128
+        differences = export_onnx(adapter, path / "out", int8=True)
     return path / "out", adapter, differences, untouched, expected
 
 
@@ -119,8 +122,51 @@ def test_a_file_of_8_bit_integers_is_near_the_one_in_full(exported):
     (logits,), _ = outputs(folder, WORDS)
     (logits_in_int8,), _ = outputs(folder, WORDS, quantized.name)
     assert 0 < (logits_in_int8 - logits).abs().max() < 0.5 * logits.abs().max()
-    operations = {node.op_type for node in onnx.load(quantized).graph.node}
-    assert "MatMulInteger" in operations
+    tensors = onnx.load(quantized).graph.initializer
+    in_float = [tensor for tensor in tensors if tensor.data_type == onnx.TensorProto.FLOAT]
+    matrices = sorted(np.prod(tensor.dims) for tensor in in_float if len(tensor.dims) == 2)
+    # The shared bottleneck's, the types of tokens, the classifier, and the pooler.
+    assert matrices == [2 * 32, 3 * 32, 4 * 32, 4 * 32, 32 * 32]
+
+
+def test_in_8_bit_integers_an_answer_does_not_depend_on_the_other_texts(exported):
+    file = "model_quantized.onnx"
+    (logits,), _ = outputs(exported[0], WORDS, file)
+    for number, text in enumerate(WORDS[:3]):
+        (alone,), _ = outputs(exported[0], [text], file)
+        assert torch.allclose(alone[0], logits[number], atol=1e-4)
+
+
+def test_a_product_in_8_bit_integers_has_a_scale_for_each_token_and_column(tmp_path, monkeypatch):
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(64, 8)).astype(np.float32) * 10.0 ** np.arange(-4, 4)
+    tokens = generator.normal(size=(2, 3, 64)).astype(np.float32)
+    tokens *= 10.0 ** np.arange(-3, 3).reshape(2, 3, 1)
+    tokens[0, 0] = 0
+    tokens[1, 1] = np.abs(tokens[1, 1]) + 100
+    product = onnx.helper.make_node("MatMul", ["tokens", "weight"], ["product"])
+    shape = ["rows", "tokens", None]
+    graph = onnx.helper.make_graph(
+        [product],
+        "product",
+        [onnx.helper.make_tensor_value_info("tokens", onnx.TensorProto.FLOAT, shape)],
+        [onnx.helper.make_tensor_value_info("product", onnx.TensorProto.FLOAT, shape)],
+        [onnx.numpy_helper.from_array(weight.astype(np.float32), "weight")],
+    )
+    opset = onnx.helper.make_opsetid("", 18)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "a")
+    int8 = import_module("houlsby_peft.export_int8")
+    monkeypatch.setattr(int8, "_FEWEST", 8)
+    int8.quantize(tmp_path / "a", tmp_path / "b")
+    [computed] = onnxruntime.InferenceSession(tmp_path / "b").run(None, {"tokens": tokens})
+    # Half a step of each value and weight, at most.
+    step = (tokens.max(-1).clip(0) - tokens.min(-1).clip(None, 0)) / 255
+    step_of_weight = np.abs(weight).max(0) / 127
+    most = np.abs(tokens).sum(-1)[..., None] * step_of_weight / 2
+    most += step[..., None] * (np.abs(weight) + step_of_weight / 2).sum(0) / 2
+    error = np.abs(computed - tokens @ weight)
+    assert (error <= most * 1.001).all()
+    assert (error[0, 1:] > 0).all()
 
 
 def test_the_file_has_the_shared_bottleneck_once_and_none_of_the_other_adapter(exported):
@@ -191,16 +237,22 @@ def test_the_bundled_minilm_is_exported_by_the_command_line(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # on the import of torchao
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
-    pytest.importorskip("torchao", reason="the extra quantized is not installed")
-    make_base(tmp_path / "sentence-transformers/all-MiniLM-L6-v2")
+    base = make_base(tmp_path / "sentence-transformers/all-MiniLM-L6-v2")
+    tickets = tmp_path / "runs/tickets"
+    for seed, task in enumerate(("mood", "topic")):
+        make_adapter(tickets / task, base, str(base), seed, kind="ladder")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    run_snippets((Path(__file__).parents[2] / "docs/export.md").read_text())
+    export_onnx(houlsby_peft.TaskBank(tickets), tmp_path / "tickets-onnx")
+    answer = run_snippets((Path(__file__).parents[2] / "docs/export.md").read_text())["answer"]
     names = {path.name for path in (tmp_path / "sentiment-onnx").iterdir()}
     models = {"model.onnx", "model_quantized.onnx"}
     assert names == models | {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    answers = answer(WORDS)
+    for task, results in houlsby_peft.TaskBank(tickets).ask(WORDS[0]).items():
+        assert answers[task][0] == results["label"]
+    assert len({*answers["mood"], *answers["topic"]}) > 1
 
 
 def refused(predictor, folder, **options):
@@ -238,7 +290,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named_and_nothing_i
         with pytest.raises(NotADirectoryError):
             export_onnx(predictor, tmp_path / "file" / "out")
 
-    def disk_is_full(model, sample, outputs, path):
+    def disk_is_full(part, inputs, outputs, path):
         path.write_bytes(b"begun")
         raise OSError(28, "No space left on device")
 
@@ -260,10 +312,10 @@ def test_a_model_that_computes_something_else_is_refused_with_the_difference(
     predictor = new_predictor("bert", "SequenceClassification", tokenizer)
     write = houlsby_peft.export._write_model
 
-    def write_another_model(model, *arguments):
+    def write_another_model(part, *arguments):
         with torch.no_grad():
-            model.classifier.bias.add_(0.5)
-        write(model, *arguments)
+            part.model.classifier.bias.add_(0.5)
+        write(part, *arguments)
 
     monkeypatch.setattr(houlsby_peft.export, "_write_model", write_another_model)
     assert "0.5" in refused(predictor, tmp_path / "out")

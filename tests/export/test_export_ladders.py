@@ -1,0 +1,178 @@
+"""An exported encoder and exported ladders compute together what each adapter computes; what has no
+encoder in common is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from peft import get_peft_model
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from architecture_cases import CASES
+from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, export_onnx
+from houlsby_peft.export_parts import Encoder, LadderWithHead
+from houlsby_peft.method.tuner_layer import record_of
+from houlsby_peft.placement.table import READABLE
+from houlsby_peft_cli import main
+from hub_models import WORDS, make_base, save_adapter
+from tiny_models import perturb
+
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+pytest.importorskip("onnxscript", reason="the extra export is not installed")
+
+TOPICS = {0: "food", 1: "staff", 2: "price"}
+TAGS = {0: "O", 1: "B-PLACE"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def adapters(base, tmp_path_factory):
+    """A folder with the ladders of two tasks on one adapter: with each task, its model."""
+    root = tmp_path_factory.mktemp("adapters")
+    save_adapter(root / "common", base)
+    shared = {"kind": "ladder", "beneath": str(root / "common")}
+    classes = AutoModelForSequenceClassification, {"num_labels": 3}
+    tags = AutoModelForTokenClassification, {"num_labels": 2}
+    topic = {"r": 8, "id2label": TOPICS, "task_type": "SEQ_CLS", **shared}
+    place = {"r": 4, "id2label": TAGS, "task_type": "TOKEN_CLS", "seed": 2, **shared}
+    return root / "tasks", {
+        "topic": save_adapter(root / "tasks" / "topic", base, *classes, **topic),
+        "place": save_adapter(root / "tasks" / "place", base, *tags, **place),
+    }
+
+
+@pytest.fixture(scope="module")
+def exported(adapters, tmp_path_factory):
+    """The folder of their export."""
+    folder = tmp_path_factory.mktemp("exported")
+    main(["export", str(adapters[0]), str(folder), "--int8"])
+    return folder
+
+
+def answers(folder, task, texts):
+    """What onnxruntime computes of texts for a task, as a service without PyTorch would."""
+    encodings = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(texts)
+    values = {
+        "input_ids": np.array([encoding.ids for encoding in encodings]),
+        "attention_mask": np.array([encoding.attention_mask for encoding in encodings]),
+        "token_type_ids": np.array([encoding.type_ids for encoding in encodings]),
+    }
+    encoder = onnxruntime.InferenceSession(folder / "encoder.onnx")
+    names = [output.name for output in encoder.get_outputs()]
+    values |= dict(zip(names, encoder.run(names, values), strict=True))
+    [logits] = onnxruntime.InferenceSession(folder / f"{task}.onnx").run(["logits"], values)
+    return torch.from_numpy(logits)
+
+
+@pytest.mark.parametrize("task", ["topic", "place"])
+@torch.no_grad()
+def test_a_task_has_the_answers_of_its_adapter(task, adapters, exported, base):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    for texts in (WORDS[:1], WORDS[3:4], WORDS, ["soup " * 100, "soup"]):
+        inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        expected = adapters[1][task](**inputs).logits
+        logits = answers(exported, task, texts)
+        assert logits.shape == expected.shape
+        mask = inputs["attention_mask"].bool() if task == "place" else ...
+        torch.testing.assert_close(logits[mask], expected[mask], rtol=0, atol=1e-4)
+    assert expected.std() > 0.1
+
+
+def test_the_encoder_is_exported_once_and_labels_stand_beside_their_task(exported, base):
+    names = {path.name for path in exported.iterdir()}
+    files = {f"{task}.{kind}" for task in ("topic", "place") for kind in ("onnx", "json")}
+    encoders = {"encoder.onnx", "encoder_quantized.onnx"}
+    assert names == files | encoders | {"tokenizer.json", "tokenizer_config.json"}
+    for task, labels in (("topic", TOPICS), ("place", TAGS)):
+        content = json.loads((exported / f"{task}.json").read_text())
+        assert content["id2label"] == {str(number): name for number, name in labels.items()}
+    bytes_of_base = (base / "model.safetensors").stat().st_size
+    assert (exported / "encoder.onnx").stat().st_size > 0.8 * bytes_of_base
+    for task in ("topic", "place"):
+        file = exported / f"{task}.onnx"
+        assert file.stat().st_size < 0.6 * bytes_of_base
+        assert b".py" not in file.read_bytes()  # no path of this machine
+
+
+CASES_OF_LADDERS = []
+for name, case in CASES.items():
+    if name.partition(":")[0] in READABLE and name != "bert:cross":  # which is a decoder
+        CASES_OF_LADDERS.append(pytest.param(case, id=name))
+
+
+@pytest.mark.parametrize("case", CASES_OF_LADDERS)
+@torch.no_grad()
+def test_an_encoder_and_a_ladder_compute_what_the_model_computes(case):
+    layers = dict.fromkeys(("num_hidden_layers", "n_layers"), 3)
+    adapted = get_peft_model(case.model(**layers), HoulsbyConfig(r=4, kind="ladder"))
+    perturb(adapted)
+    model = adapted.eval().get_base_model()
+    place = record_of(adapted, "default").ladder
+    inputs = case.batch()
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, -2:] = 0
+    inputs["attention_mask"] = mask
+    expected = model(**inputs).last_hidden_state
+    read = Encoder(copy.deepcopy(model), place)(inputs)
+    assert list(read) == ["reading_0", "reading_1", "reading_2", "sum"]
+    ladder = LadderWithHead(copy.deepcopy(model), place)
+    found = ladder(inputs | read)["last_hidden_state"]
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()])
+    for name in read:
+        assert not torch.equal(
+            ladder(inputs | {**read, name: -read[name]})["last_hidden_state"], found
+        )
+
+
+def refused(adapters, folder):
+    with pytest.raises(AdapterError) as error:
+        export_onnx(TaskBank(adapters), folder)
+    assert not any(folder.iterdir())
+    return str(error.value)
+
+
+def test_tasks_without_a_common_encoder_are_refused(adapters, base, tmp_path):
+    topic = adapters[0] / "topic"
+    save_adapter(tmp_path / "plain", base, task_type="SEQ_CLS")
+    message = refused({"topic": topic, "plain": tmp_path / "plain"}, tmp_path / "out")
+    assert "'plain' is none" in message
+
+    save_adapter(tmp_path / "alone", base, kind="ladder", task_type="SEQ_CLS")
+    message = refused({"topic": topic, "alone": tmp_path / "alone"}, tmp_path / "out")
+    assert "'topic' and 'alone' differ" in message
+
+    shutil.copytree(tmp_path / "alone", tmp_path / "short")
+    file = tmp_path / "short" / "adapter_config.json"
+    content = json.loads(file.read_text())
+    content["recorded"]["max_length"] = 8
+    file.write_text(json.dumps(content))
+    message = refused({"alone": tmp_path / "alone", "short": tmp_path / "short"}, tmp_path / "out")
+    assert "length of texts; 'alone' and 'short' differ" in message
+
+
+def test_two_files_of_one_name_are_refused(adapters, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("houlsby_peft.export._write_model", lambda *_: None)
+    monkeypatch.setattr("houlsby_peft.export._largest_difference", lambda *_: 0)
+    monkeypatch.setattr("houlsby_peft.export._run_file", lambda path, inputs, _: [{}] * len(inputs))
+    ladder = adapters[0] / "topic"
+    message = refused({"tokenizer": ladder}, tmp_path / "out")
+    assert "'tokenizer' is already that of" in message
+
+    with pytest.raises(SystemExit, match="Two adapters are called 'topic'"):
+        main(["export", str(ladder), str(ladder), str(tmp_path / "out")])
