@@ -30,7 +30,7 @@ from .saved.record import AdapterRecord, Place
 
 if TYPE_CHECKING:
     from .adapterhub.convert import convert
-    from .export import export_onnx
+    from .export.onnx_files import export_onnx
     from .hub.push import plan_push, push_to_hub
     from .placement.show import placement_map
     from .predict.held_adapters import TaskSource
@@ -55,7 +55,7 @@ _LAZY = {
     "StateCache": ".training.state_cache",
     "TaskBank": ".predict.task_bank",
     "TaskSource": ".predict.held_adapters",
-    "export_onnx": ".export",
+    "export_onnx": ".export.onnx_files",
     "convert": ".adapterhub.convert",
     "load": ".predict.load",
     "placement_map": ".placement.show",

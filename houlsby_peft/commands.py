@@ -20,7 +20,7 @@ import transformers
 
 from .adapterhub.convert import convert as convert_adapter
 from .errors import shortened
-from .export import export_onnx
+from .export.onnx_files import export_onnx
 from .hub.card import write_card
 from .hub.push import predict_example, push_to_hub
 from .predict.adapter_list import find_adapters

@@ -32,7 +32,7 @@ FLOORS = (
     ("derive", "training"),
     ("undo", "beneath", "model"),
     ("predict",),
-    ("service", "hub", "export", "export_parts", "export_int8"),
+    ("service", "hub", "export"),
     ("adapterhub",),
     ("commands",),
 )

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, Predictor, export_onnx
+from houlsby_peft.export import onnx_files
 from houlsby_peft.heads.tasks import task_kind_of_class
 from houlsby_peft_cli import main
 from hub_models import LABELS, WORDS, make_adapter, make_base
@@ -90,7 +91,7 @@ def exported(base, tmp_path_factory):
     untouched = state_of(adapter.model)
     expected = adapter.pipeline(top_k=None)(WORDS, truncation=True, max_length=9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("houlsby_peft.export_int8._FEWEST", 16)  # in place of 128
+        patch.setattr("houlsby_peft.export.int8._FEWEST", 16)  # in place of 128
         differences = export_onnx(adapter, path / "out", int8=True)
     return path / "out", adapter, differences, untouched, expected
 
@@ -155,7 +156,7 @@ def test_a_product_in_8_bit_integers_has_a_scale_for_each_token_and_column(tmp_p
     )
     opset = onnx.helper.make_opsetid("", 18)
     onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "a")
-    int8 = import_module("houlsby_peft.export_int8")
+    int8 = import_module("houlsby_peft.export.int8")
     monkeypatch.setattr(int8, "_FEWEST", 8)
     int8.quantize(tmp_path / "a", tmp_path / "b")
     [computed] = onnxruntime.InferenceSession(tmp_path / "b").run(None, {"tokens": tokens})
@@ -286,7 +287,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named_and_nothing_i
     (tmp_path / "file").write_text("")
     with monkeypatch.context() as patch:
         # Found before the model is exported.
-        patch.setattr(houlsby_peft.export, "_write_model", lambda *_: pytest.fail("is not reached"))
+        patch.setattr(onnx_files, "_write_model", lambda *_: pytest.fail("is not reached"))
         with pytest.raises(NotADirectoryError):
             export_onnx(predictor, tmp_path / "file" / "out")
 
@@ -299,7 +300,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named_and_nothing_i
     (tmp_path / "out" / ".unfinished" / "model.onnx").write_text("old")
     (tmp_path / "out" / "notes.txt").write_text("kept")
     with monkeypatch.context() as patch:
-        patch.setattr(houlsby_peft.export, "_write_model", disk_is_full)
+        patch.setattr(onnx_files, "_write_model", disk_is_full)
         for folder in ("out", "new"):
             with pytest.raises(OSError, match="No space left"):
                 export_onnx(predictor, tmp_path / folder)
@@ -310,13 +311,13 @@ def test_a_model_that_computes_something_else_is_refused_with_the_difference(
     tokenizer, tmp_path, monkeypatch
 ):
     predictor = new_predictor("bert", "SequenceClassification", tokenizer)
-    write = houlsby_peft.export._write_model
+    write = onnx_files._write_model
 
     def write_another_model(part, *arguments):
         with torch.no_grad():
             part.model.classifier.bias.add_(0.5)
         write(part, *arguments)
 
-    monkeypatch.setattr(houlsby_peft.export, "_write_model", write_another_model)
+    monkeypatch.setattr(onnx_files, "_write_model", write_another_model)
     assert "0.5" in refused(predictor, tmp_path / "out")
     assert export_onnx(predictor, tmp_path / "out", tolerance=0.51)

@@ -21,7 +21,7 @@ from transformers import (
 
 from architecture_cases import CASES
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, export_onnx
-from houlsby_peft.export_parts import Encoder, LadderWithHead
+from houlsby_peft.export.parts import Encoder, LadderWithHead
 from houlsby_peft.method.tuner_layer import record_of
 from houlsby_peft.placement.table import READABLE
 from houlsby_peft_cli import main
@@ -167,9 +167,11 @@ def test_tasks_without_a_common_encoder_are_refused(adapters, base, tmp_path):
 
 
 def test_two_files_of_one_name_are_refused(adapters, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("houlsby_peft.export._write_model", lambda *_: None)
-    monkeypatch.setattr("houlsby_peft.export._largest_difference", lambda *_: 0)
-    monkeypatch.setattr("houlsby_peft.export._run_file", lambda path, inputs, _: [{}] * len(inputs))
+    monkeypatch.setattr("houlsby_peft.export.onnx_files._write_model", lambda *_: None)
+    monkeypatch.setattr("houlsby_peft.export.onnx_files._largest_difference", lambda *_: 0)
+    monkeypatch.setattr(
+        "houlsby_peft.export.onnx_files._run_file", lambda path, inputs, _: [{}] * len(inputs)
+    )
     ladder = adapters[0] / "topic"
     message = refused({"tokenizer": ladder}, tmp_path / "out")
     assert "'tokenizer' is already that of" in message

@@ -20,15 +20,15 @@ from torch.export import Dim
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from .errors import AdapterError
-from .export_parts import Encoder, LadderWithHead, Tensors, Whole
-from .method.tuner_layer import HoulsbyTunerLayer
-from .predict.base_model import label_arguments
-from .predict.load import load
-from .predict.predictor import Predictor
-from .predict.questions import cut_arguments
-from .predict.task_bank import TaskBank
-from .saved.record import Place
+from ..errors import AdapterError
+from ..method.tuner_layer import HoulsbyTunerLayer
+from ..predict.base_model import label_arguments
+from ..predict.load import load
+from ..predict.predictor import Predictor
+from ..predict.questions import cut_arguments
+from ..predict.task_bank import TaskBank
+from ..saved.record import Place
+from .parts import Encoder, LadderWithHead, Tensors, Whole
 
 
 # The name that optimum and the Hub use.
@@ -346,7 +346,7 @@ def _quantize(
     path: Path, inputs: Sequence[Tensors], expected: Sequence[Tensors]
 ) -> dict[str, float]:
     """Write a quantized file beside another one; return its name and how much it differs."""
-    from .export_int8 import quantize
+    from .int8 import quantize
 
     target = path.with_stem(f"{path.stem}_quantized")
     quantize(path, target)

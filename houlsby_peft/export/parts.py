@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .method.ladder import Readings
-from .saved.record import Place, full_name
+from ..method.ladder import Readings
+from ..saved.record import Place, full_name
 
 
 # What a part reads and returns, by name.

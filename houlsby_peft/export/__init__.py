@@ -1,0 +1,1 @@
+"""Exporting adapters to ONNX."""
