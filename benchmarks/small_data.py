@@ -88,7 +88,7 @@ def train_by_recipe(run: Run, train: pd.DataFrame, test: pd.DataFrame, folder: P
     if run.method == "adapters":
         predictions = houlsby_peft.load(output).predict(list(test["text"]))
         return np.array([prediction["label"] for prediction in predictions])
-    return classify_with_whole_model(output, list(test["text"]))
+    return classify_with_whole_model(output / "model", list(test["text"]))
 
 
 def classify_with_whole_model(folder: Path, texts: list[str]) -> np.ndarray:
