@@ -195,12 +195,6 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         parts, *_ = self.adapter_layer_names
         return adapter_name in getattr(self, parts) or self.is_in_slots(adapter_name)
 
-    def module_of(self, adapter_name: str) -> Any:
-        """Return the module that an adapter applies here: its own or, without one, that of the
-        adapter beneath it.
-        """
-        raise NotImplementedError
-
     def _get_available_adapters(self) -> set[str]:
         adapters: set[str] = super()._get_available_adapters()
         for slots in self.slots:
