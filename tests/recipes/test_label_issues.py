@@ -102,7 +102,8 @@ def test_wrong_departments_of_german_tickets_are_found(tmp_path):
     check_found(issues, set(planted), rows)
     right = [tickets[row][1] for row in rows]
     assert np.mean(issues["suggestion"] == right) > 0.7
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"label_issues.csv"}
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {"arguments.json", "label_issues.csv"}
 
 
 @needs_minilm

@@ -21,10 +21,10 @@ OF_STUDIES = {path.stem for path in STUDIES.iterdir()}
 SCRIPTS = {path.stem for folder in (RECIPES, STUDIES) for path in folder.glob("*.py")}
 SCRIPTS -= {"recipes_path"}
 # What the recipes must do just as the library does: find columns, entities, answers and base
-# models, write cards.
+# models, load whole models, write cards.
 COMMON = (
     "houlsby_peft.saved.downloads", "houlsby_peft.hub.card", "houlsby_peft.predict.answers",
-    "houlsby_peft.predict.tagging", "houlsby_peft.tables",
+    "houlsby_peft.predict.base_model", "houlsby_peft.predict.tagging", "houlsby_peft.tables",
 )  # fmt: skip
 
 
