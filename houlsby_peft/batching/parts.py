@@ -116,7 +116,7 @@ def common_adapter(layer: Any, names: Iterable[str]) -> str | None:
     first = next(iter(names), BASE)
     module = layer.module_of(first)
     for name in set(names):
-        if layer.is_in_slots(name) or layer.module_of(name) is not module:
+        if layer.module_of(name) is not module or layer.is_in_slots(name):
             return None
     return first
 
