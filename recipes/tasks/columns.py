@@ -67,15 +67,20 @@ def read_as_before(command: Command) -> Command:
         return command
     folder = Path(arguments.data).expanduser().parent
     columns = columns_of_runs(folder, None)
-    first = next(folder.glob(f"*/{ARGUMENTS_FILE}"), None) if columns else folder / ARGUMENTS_FILE
-    recorded = read_object(first) or {} if first else {}
-    recorded["label_columns"] = columns or recorded.get("label_columns")
-    flags = {}
+    # The runs of several columns differ in nothing but the column.
+    pattern = f"*/{ARGUMENTS_FILE}" if columns else ARGUMENTS_FILE
+    recorded: dict[str, Any] = {}
+    for path in folder.glob(pattern):
+        recorded = read_object(path) or {}
+    if columns:
+        recorded["label_columns"] = columns
+    flags: dict[str, Any] = {}
     for name in _TABLE_FLAGS:
         if getattr(arguments, name) is None and recorded.get(name) is not None:
             flags[name] = recorded[name]
-    if flags:
-        log(f"read as in {folder}: {', '.join(f'{name} {value}' for name, value in flags.items())}")
+    for name, value in flags.items():
+        values = value if isinstance(value, list) else [value]
+        log(f"as in {folder}: --{name} {' '.join(map(str, values))}")
     return command.with_arguments(**flags)
 
 
