@@ -11,10 +11,10 @@
     accelerate launch recipes/squad.py --data new.jsonl --evaluate runs/squad
 
 The columns are those of the Hub's rajpurkar/squad. `answers` may also be a list of objects, as in
-SQuAD's own files, or one or more texts. Contexts of any length are read in windows that share
---stride tokens; in BERT's own code, the windows begin --doc_stride tokens apart. The answers of the
-best epoch are written to predictions.json, in the format of the official scripts, with the same
-scores.
+SQuAD's own files, or one or more texts. Without a validation split, the questions of some contexts
+are used instead. Contexts of any length are read in windows that share --stride tokens; in BERT's
+own code, the windows begin --doc_stride tokens apart. The answers of the best epoch are written to
+predictions.json, in the format of the official scripts, with the same scores.
 """
 
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 
 from data.data import check_fast, sample
 from data.reading import files_of, load_data
+from data.splits import split_to_score, with_validation
 from houlsby_peft.predict.answers import QUESTION_TOKENS, Windows
 from run.arguments import DataArguments
 from run.command import parse_command
@@ -206,9 +207,8 @@ class SquadTask(Task):
 
 
 def main() -> None:
-    command = parse_command(
-        SquadArguments, more_defaults=lambda given: with_preset(given, "squad")
-    ).for_task("squad")
+    command = parse_command(SquadArguments, more_defaults=lambda given: with_preset(given, "squad"))
+    command = command.for_task(command.arguments.name)
     arguments, training = command.arguments, command.training
     run_task(SquadTask, partial(load_task, arguments, training), command, files_of(arguments))
 
@@ -218,17 +218,14 @@ def load_task(
 ) -> SquadTask:
     """Load the questions to train on or, given something saved, those to score it on."""
     data = load_data(arguments, training)
+    splits: dict[str, Dataset] = {}
+    for name in ("train", "validation"):
+        if name in data:
+            splits[name] = read_questions(data[name], name)
     if saved:
-        splits = {"validation": data.get("validation", data["train"])}
-    elif "validation" in data:
-        splits = {"train": data["train"], "validation": data["validation"]}
+        splits = split_to_score(splits, arguments, saved.results, text_columns=["context"])
     else:
-        raise RecipeError(
-            f"{arguments.data} must have a split 'validation'; a part of train would share its "
-            "texts with the rest."
-        )
-    for name, split in splits.items():
-        splits[name] = read_questions(split, name)
+        splits = with_validation(splits, text_columns=["context"])
     threshold = None
     # The whole validation split decides, not the sample that is scored.
     if not all(answers["text"] for answers in splits["validation"]["answers"]):

@@ -36,7 +36,7 @@ def divide(
     validation has no text of the training examples.
     """
     if results is not None:
-        return split_to_score(splits, arguments, results, labels, text_columns)
+        return split_to_score(splits, arguments, results, labels, text_columns, keep_repeated)
     if training.do_eval:
         splits = with_validation(splits, labels, () if keep_repeated else text_columns)
     if training.do_eval and not keep_repeated:
@@ -167,11 +167,12 @@ def split_to_score(
     results: Mapping[str, Any],
     labels: Sequence[Hashable] | None = None,
     text_columns: Sequence[str] = (),
+    keep_repeated: bool = False,
 ) -> dict[str, Dataset]:
     """Return the splits on which a saved adapter or model is scored, without "train".
 
     Without a validation split, all examples are scored. If the run was trained on them, only those
-    are that it left out of the training.
+    are that it left out of the training. `keep_repeated` is for runs that did not record it.
     """
     recorded = results.get("arguments", {})
     # By the content of the data or else by their name.
@@ -183,8 +184,9 @@ def split_to_score(
     if "validation" not in splits and was_trained_on:
         had_validation = "validation" in results.get("dataset", {}).get("rows", {})
         if had_validation and not recorded.get("validation_file"):
-            kept_repeated = recorded.get("keep_repeated") is not False
-            splits = with_validation(splits, labels, () if kept_repeated else text_columns)
+            if recorded.get("keep_repeated", keep_repeated):
+                text_columns = ()
+            splits = with_validation(splits, labels, text_columns)
         else:
             log(
                 f"all examples of {arguments.data} were trained on: their scores say little about "

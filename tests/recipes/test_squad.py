@@ -182,6 +182,21 @@ class TestRuns:
         assert scores == pytest.approx(results["best_scores"])
         assert answers_again == answers
 
+    def test_one_file_is_divided_by_its_contexts(self, encoder, tmp_path, monkeypatch):
+        """Which an evaluation of the run does in the same way, in the folder of the file's name."""
+        monkeypatch.chdir(tmp_path)
+        rows = [question(f"q{n}", f"ada lived in oslo {n // 3} years", "oslo") for n in range(30)]
+        pd.DataFrame(rows).to_json("oslo.jsonl", orient="records", lines=True)
+        run(squad, data="oslo.jsonl", model_name=encoder, max_steps=2, max_length=100, stride=16)
+        output = tmp_path / "runs" / "oslo"
+        assert results_of(output)["dataset"]["rows"] == {"train": 24, "validation": 6}
+        answered = json.loads((output / "predictions.json").read_text())
+        contexts = [int(name[1:]) // 3 for name in answered]
+        assert sorted(contexts) == sorted([*set(contexts)] * 3), "all questions of two contexts"
+        scores, again = evaluate("oslo.jsonl", output, output)
+        assert again == answered
+        assert scores == pytest.approx(results_of(output)["best_scores"])
+
     @pytest.mark.parametrize("method", ["houlsby", "lora"])
     def test_an_evaluation_abstains_as_the_run_did(self, encoder, folder, tmp_path, method):
         """By the threshold in the adapter, or in results.json for another method; a flag overrides
