@@ -17,7 +17,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset
 
-from data.data import columns_of, keep_rows, list_columns, locate, rows_of
+from data.data import columns_of, keep_rows, list_columns, locate, locate_first, rows_of
 from data.exports import suggest_table
 from houlsby_peft.tables import LABEL_COLUMNS, match_column
 from run.edge import RecipeError, log
@@ -192,11 +192,28 @@ class LabelColumn:
             raise RecipeError(
                 f"{name} must have labels; {columns!r} is empty in all its {len(data):,} rows."
             )
+        self._note_empty_cells(data, name, labels)
         reason = f"without a label in {columns!r}"
         if self.missing:
             reason += f" or with one that is no number ({', '.join(sorted(self.missing))})"
         kept = [label for label in labels if label is not None]
         return keep_rows(data, rows, name, reason), kept
+
+    def _note_empty_cells(self, data: Dataset, name: str, labels: Sequence[Label | None]) -> None:
+        """Say how many rows have no class, which may mean that nobody has labeled them."""
+        if len(self.columns) > 1:
+            return
+        cells = data[self.columns[0]]
+        empty = []
+        for row, (cell, label) in enumerate(zip(cells, labels, strict=True)):
+            if cell in (None, "") and label == ():
+                empty.append(row)
+        if empty:
+            log(
+                f"note: {len(empty):,} of the {len(data):,} rows of {name} have no label "
+                f"({locate_first(data, empty)}) and count as texts of no class; if nobody has "
+                "labeled them, leave them out"
+            )
 
     def with_one_spelling(self, labels: Iterable[Label | None]) -> "LabelColumn":
         """Return a column in which labels have the most frequent spelling of those that differ in

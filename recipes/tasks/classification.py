@@ -148,6 +148,9 @@ class ClassificationTask(LabeledTask):
         outputs, labels = np.asarray(evaluation.predictions), np.asarray(evaluation.label_ids)
         return classification_scores(outputs, labels, self.kind.problem_type)
 
+    def describe_labels(self) -> dict[str, Any]:
+        return {**super().describe_labels(), "label_columns": self.kind.columns}
+
     def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
         """Return the texts with their classes."""
         if self.kind.problem_type == REGRESSION:
@@ -258,9 +261,11 @@ def load_task(
     """
     if saved:  # where the command line gives no others
         recorded_arguments = saved.results.get("arguments", {})
-        for name in ("label_separator", "label_columns"):
-            value = getattr(arguments, name) or recorded_arguments.get(name)
-            arguments = replace(arguments, **{name: value})
+        arguments = replace(
+            arguments,
+            label_columns=arguments.label_columns or saved.results.get("label_columns"),
+            label_separator=arguments.label_separator or recorded_arguments.get("label_separator"),
+        )
     splits = dict(splits or load_data(arguments, training))
     recorded = saved.recorded("text_columns") if saved else None
     text_columns = find_text_columns(
@@ -276,6 +281,9 @@ def load_task(
             split = rows_with_text(split, name, text_columns)
         if is_labeled:
             split, labels[name] = column.read_rows(split, name)
+        else:
+            columns = " and ".join(map(repr, column.columns))
+            log(f"test: predicted and not scored, as it has no label in {columns}")
         splits[name] = split
     _show_examples(splits["train"], labels["train"], text_columns, column.columns)
     kind = _find_kind(splits["train"], labels["train"], column, arguments, saved)

@@ -200,6 +200,9 @@ class TestFromAFileToPredictions:
         write(data, message=["a"], category=["Other"])
         with pytest.raises(RecipeError, match="row 2 has 'Other'"):
             evaluate(tmp_path, data=data, evaluate=run_folder)
+        write(data, message=["a"], label=["Login"])
+        with pytest.raises(RecipeError, match="no column 'category'"):
+            evaluate(tmp_path, data=data, evaluate=run_folder)
 
     def test_data_that_were_trained_on_as_a_whole_are_named(
         self, encoder, tickets, tmp_path, capsys
@@ -229,6 +232,7 @@ class TestFromAFileToPredictions:
         assert table["predicted"][:3].tolist() == list(TEXTS)
         assert table["message"].tolist() == columns["message"]
         assert (evaluation["test"] is not None) == labeled
+        assert ("not scored, as it has no label" in capsys.readouterr().out) == (not labeled)
 
     @pytest.mark.parametrize("method", ["full", "lora"])
     def test_other_methods(self, encoder, tickets, tmp_path, method):
