@@ -27,7 +27,7 @@ class ClassificationTrainer(RecipeTrainer):
     whatever their unit. Its head gives values in the unit, also when it is saved.
     """
 
-    model: nn.Module
+    model: Any
     eval_dataset: Any
 
     def __init__(
@@ -98,7 +98,12 @@ class ClassificationTrainer(RecipeTrainer):
         output = self.predict(self.eval_dataset, metric_key_prefix="kept")
         thresholds = choose_thresholds(expit(output.predictions), np.asarray(output.label_ids))
         note(self.model, thresholds=thresholds)
-        log(f"thresholds of the classes: {', '.join(map(str, thresholds[:SHOWN]))}")
+        listed = []
+        names = self.model.config.id2label.values()
+        for name, threshold in zip(names, thresholds, strict=True):
+            listed.append(f"{name} {threshold:g}")
+        more = ", ..." * (len(listed) > SHOWN)
+        log(f"thresholds of the classes: {', '.join(listed[:SHOWN])}{more}")
 
 
 def last_linear(model: nn.Module) -> nn.Linear:

@@ -26,6 +26,7 @@ from transformers.trainer_utils import PredictionOutput
 from data.data import sample
 from data.exports import read_export
 from data.labels import MULTI, SINGLE, Labels
+from houlsby_peft import AdapterRecord
 from houlsby_peft.tables import (
     OTHER_NAMES,
     READ,
@@ -45,6 +46,7 @@ from run.run import ARGUMENTS_FILE, RESULTS_FILE, WHERE, flags_of
 from run.saved import Saved
 from run.trainer import RecipeTrainer
 from tasks.frozen_encoder import FrozenEncoder, Numbers, States, make_classifier
+from tasks.scores import NO_CLASS
 from tasks.task import Task
 
 
@@ -105,10 +107,15 @@ class LabeledTask(Task):
         def work() -> dict[str, Any]:
             items = [self.items_predicted(self.splits[split], outputs[split]) for split in outputs]
             targets = np.concatenate([part.targets for part in items])
-            issues = find_disagreements(targets, np.concatenate([part.values for part in items]))
-            table = pd.concat([part.table for part in items])
-            finding = "contradicted by what was trained"
-            write_issues(finding, issues, table, targets, self.labels, command)
+            values = np.concatenate([part.values for part in items])
+            predicted = predict_targets(values, targets, trainer.record)
+            if (predicted == predicted[0]).all():
+                log("label check: no labels are listed, as all predictions are the same")
+            else:
+                issues = find_disagreements(targets, values, predicted)
+                table = pd.concat([part.table for part in items])
+                finding = "contradicted by what was trained"
+                write_issues(finding, issues, table, targets, self.labels, command)
             return self.score_baseline(command)
 
         return dict(on_main(trainer.args, work))
@@ -258,19 +265,33 @@ def _most_certain_first(
     )
 
 
-def find_disagreements(targets: Numbers, predicted: NDArray[np.float64]) -> Issues:
-    """Find the targets that predictions of a trained model contradict, the most certain first.
+def predict_targets(
+    probabilities: NDArray[np.float64], targets: Numbers, record: AdapterRecord | None
+) -> Numbers:
+    """Return what a trained model predicts in the form of the targets: with several classes per
+    row, those that reach the thresholds of its record.
+    """
+    predicted: Numbers = probabilities.argmax(1)
+    if targets.ndim == 2:
+        thresholds = (record and record.thresholds) or 0.5
+        predicted = np.greater_equal(probabilities, thresholds).astype(np.int64)
+    return predicted
 
-    Targets are as for `find_issues`, the predictions probabilities of shape (rows, classes).
+
+def find_disagreements(
+    targets: Numbers, probabilities: NDArray[np.float64], predicted: Numbers
+) -> Issues:
+    """Find the targets that the predictions of a trained model contradict, the most certain first.
+
+    Targets and predictions are as for `find_issues`, the probabilities of shape (rows, classes).
     """
     if targets.ndim == 1:
-        suggestions, certainty = predicted.argmax(1), predicted.max(1)
-        is_wrong = suggestions != targets
+        is_wrong, certainty = predicted != targets, probabilities.max(1)
     else:
-        suggestions = (predicted > 0.5).astype(np.int64)
-        certainty = np.where(suggestions != targets, np.abs(predicted - 0.5) + 0.5, 0).max(1)
-        is_wrong = (suggestions != targets).any(1)
-    return _most_certain_first(is_wrong, suggestions, certainty, 1 - is_wrong.mean(), 0.0)
+        of_flags = np.where(predicted, probabilities, 1 - probabilities)
+        certainty = np.where(predicted != targets, of_flags, 0).max(1)
+        is_wrong = (predicted != targets).any(1)
+    return _most_certain_first(is_wrong, predicted, certainty, 1 - is_wrong.mean(), 0.0)
 
 
 def write_issues(
@@ -289,7 +310,7 @@ def write_issues(
     labels = Labels((), SINGLE if targets.ndim == 1 else MULTI, names)
     found = table.iloc[issues.rows].assign(
         label=labels.decode(targets[issues.rows]),
-        suggestion=labels.decode(issues.suggestions),
+        suggestion=[name or NO_CLASS for name in labels.decode(issues.suggestions)],
         probability=issues.probabilities.round(3),
     )
     folder = Path(command.training.output_dir)
@@ -298,20 +319,44 @@ def write_issues(
     path = folder / f"{NAME}.csv"
     if own is not None:
         path = path.with_suffix(own.format if own.format in WRITTEN else ".xlsx")
+        keep_corrected(path, own)
+        added = added_to(own, command)
         by_row = {row["row"]: row for row in found.to_dict("records")}
         for number, row in zip(own.numbers, own.rows, strict=True):
             issue = by_row.get(str(number), {})
-            row |= {name: issue.get(name) for name in ADDED}
-        write_table(path, own.rows, own, ADDED)
+            row |= {column: issue.get(name) for name, column in added.items()}
+        write_table(path, own.rows, own, [*added.values()])
     else:
         found.map(defused).to_csv(path, index=False)
     for older in folder.glob(f"{NAME}.*"):
-        if older != path:
+        if older.stem == NAME and older != path:
             older.unlink()
     log(f"label check: {len(found):,} of {len(targets):,} labels are {finding}: {path}")
     for row in found.head(_SHOWN).to_dict("records"):
         text = textwrap.shorten(row.get("word", row["text"]), _SHOWN_TEXT, placeholder="...")
         log(f"  {row['row']}: {text!r} -> {row['label']}, probably {row['suggestion']}")
+
+
+def added_to(own: Table, command: Command) -> dict[str, str]:
+    """Return the columns that are added to the user's table, by what they hold. Those of an
+    earlier check are replaced, but not columns of the user's own.
+    """
+    are_free = command.arguments.is_corrected or not {*ADDED} & {*own.columns}
+    return {name: name if are_free else f"{NAME}_{name}" for name in ADDED}
+
+
+def keep_corrected(path: Path, own: Table) -> None:
+    """Give an earlier table another name if its rows are not the user's, as after corrections."""
+    if not path.exists():
+        return
+    earlier = [[row.get(name) for name in own.columns] for row in read_table(path).rows]
+    if earlier == [[row.get(name) for name in own.columns] for row in own.rows]:
+        return
+    number = 1
+    while (kept := path.with_name(f"{NAME}.{number}{path.suffix}")).exists():
+        number += 1
+    path.replace(kept)
+    log(f"note: {path} differs from {own.path} in more than suggestions, and is now {kept.name}")
 
 
 def gather_issues(commands: Mapping[str, Command]) -> Path | None:
@@ -323,16 +368,20 @@ def gather_issues(commands: Mapping[str, Command]) -> Path | None:
         folder = Path(command.training.output_dir)
         whole = whole or table_of(command)
         for of_task in folder.glob(f"{NAME}.*"):
+            if whole is None or of_task.stem != NAME:
+                continue
+            columns = added_to(whole, command)
             suggested = read_table(of_task).rows
-            if whole is None or len(suggested) != len(whole.rows):
+            if len(suggested) != len(whole.rows):
                 continue
             for row, issue in zip(whole.rows, suggested, strict=True):
-                row |= {f"{task}_{name}": issue[name] for name in ADDED}
-            doubtful = sum(bool(issue["suggestion"]) for issue in suggested)
+                row |= {f"{task}_{name}": issue[column] for name, column in columns.items()}
+            doubtful = sum(bool(issue[columns["suggestion"]]) for issue in suggested)
             counts.append(f"{task} {doubtful:,}")
             added += [f"{task}_{name}" for name in ADDED]
             path = folder.parent / of_task.name
     if whole is not None and path is not None:
+        keep_corrected(path, whole)
         write_table(path, whole.rows, whole, added)
         log(f"doubtful labels: {', '.join(counts)}")
     return path

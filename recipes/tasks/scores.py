@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from statistics import mean
 from typing import Any
 
@@ -26,6 +27,7 @@ from run.edge import RecipeError
 
 
 MAX_LISTED = 40  # classes in a printed table
+NO_CLASS = "(no class)"  # where a text may have none
 _RESAMPLES = 200  # of the examples, for an interval
 _MAX_NAME = 30  # characters of a class in a printed table
 Score = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
@@ -204,10 +206,13 @@ class ClassScores:
 
     @property
     def constant(self) -> str | None:
-        """The class that all examples are predicted as, if they are not all of it."""
-        if self.expected.ndim != 1 or len(np.unique(self.predicted)) != 1:
+        """The class or classes that are predicted for all examples, if they are not all of it."""
+        first = self.predicted[:1]
+        if (self.predicted != first).any() or np.array_equal(self.expected, self.predicted):
             return None
-        return self.names[self.predicted[0]] if (self.expected != self.predicted).any() else None
+        if self.expected.ndim == 1:
+            return self.names[int(first[0])]
+        return "; ".join(compress(self.names, first[0])) or NO_CLASS
 
     @property
     def present(self) -> list[int]:

@@ -16,9 +16,10 @@ from transformers import AutoModel, AutoTokenizer
 import text_classification
 import token_classification
 from demo import minimal_pairs
+from houlsby_peft import AdapterRecord
 from recipe_runs import load_texts, results_of, run, write
 from run.edge import RecipeError
-from tasks.label_issues import find_issues
+from tasks.label_issues import find_disagreements, find_issues, predict_targets
 
 
 TICKETS = {
@@ -206,6 +207,49 @@ def test_a_run_may_begin_with_the_check(encoder, tmp_path, capsys):
     capsys.readouterr()
     run(text_classification, data=data, **flags)
     assert "nothing is trained" in capsys.readouterr().out, "the check does not change the run"
+
+
+def test_corrections_and_columns_of_the_user_stay(encoder, tmp_path, capsys):
+    """Also if a label was corrected, and the first table is checked again in place of it."""
+    columns = {"text": [f"a {n}" for n in range(40)], "label": ["a", "b"] * 20}
+    data = write(tmp_path / "data.csv", **columns, suggestion=["mine"] * 40)
+    issues = tmp_path / "run" / "label_issues.csv"
+
+    def check() -> pd.DataFrame:
+        run(text_classification, data=data, model_name=encoder, check_labels="only",
+            output_dir=tmp_path / "run")  # fmt: skip
+        return pd.read_csv(issues)
+
+    table = check()
+    assert table["suggestion"].tolist() == ["mine"] * 40
+    assert list(table)[3:] == ["label_issues_suggestion", "label_issues_probability"]
+    assert check()["label"].tolist() == columns["label"]
+    assert {path.name for path in issues.parent.iterdir()} == {"arguments.json", issues.name}
+    table.loc[0, "label"] = "b"
+    table.to_csv(issues, index=False)
+    assert check()["label"][0] == "a"
+    assert pd.read_csv(issues.with_name("label_issues.1.csv"))["label"][0] == "b"
+    assert "is now label_issues.1.csv" in capsys.readouterr().out
+
+
+def test_disagreements_by_the_thresholds_of_classes():
+    probabilities = np.array([[0.3, 0.1], [0.1, 0.6], [0.9, 0.3]])
+    targets = np.array([[1, 0], [1, 1], [1, 1]])
+    predicted = predict_targets(probabilities, targets, AdapterRecord(thresholds=[0.2, 0.5]))
+    assert predicted.tolist() == [[1, 0], [0, 1], [1, 0]]
+    issues = find_disagreements(targets, probabilities, predicted)
+    assert issues.rows.tolist() == [1, 2]
+    assert issues.probabilities.tolist() == [0.9, 0.7]
+
+
+def test_rows_without_a_label_among_several_are_noted(tmp_path, capsys):
+    data = write(tmp_path / "data.csv", text=[*"abcdef"] * 5, labels=["x, y", "x", "y"] * 10)
+    load_texts(data)
+    assert "no class" not in capsys.readouterr().out
+    write(data, text=[*"abcdef"] * 5, labels=["x, y", "x", "y", "x", "y", None] * 5)
+    task = load_texts(data)
+    assert "5 of the 30 rows of train have no label (row 7," in capsys.readouterr().out
+    assert sum(map(len, task.splits.values())) == 30
 
 
 def check_baseline(encoder, data, scores) -> None:

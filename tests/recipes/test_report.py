@@ -151,6 +151,9 @@ class TestScoresOfClasses:
             "b": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1},
         }
         assert scores.confusion() is None
+        assert scores.constant == "a"
+        assert score_classes(-np.ones((2, 3)), labels, ["a", "b", "c"]).constant == "(no class)"
+        assert score_classes(labels - 0.5, labels, ["a", "b", "c"]).constant is None
 
     def test_a_table_of_many_classes_has_those_with_the_lowest_scores(self):
         names = [f"class{number:02}" for number in range(MAX_LISTED + 2)]
