@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from peft import IA3Config, LNTuningConfig, LoraConfig, get_peft_model
 from torch import nn
-from torch.utils.flop_counter import register_flop_formula
 
 from houlsby_peft import HoulsbyConfig
 from models import Method, floor, frozen
@@ -26,20 +22,6 @@ LORA_ALL = "LoRA r=16, all linear layers"
 def houlsby(**options: object) -> Method:
     """Return a method that adds Houlsby adapters."""
     return lambda base: get_peft_model(base, HoulsbyConfig(**options))
-
-
-@register_flop_formula(torch.ops.houlsby_peft.bottleneck)
-def _bottleneck_flops(hidden_shape: Any, down_shape: Any, *shapes: Any, **options: Any) -> int:
-    """Return the floating-point operations of the two products of a bottleneck."""
-    return 4 * math.prod(hidden_shape) * down_shape[0]
-
-
-@register_flop_formula(torch.ops.houlsby_peft.bottleneck_backward)
-def _bottleneck_backward_flops(
-    grad_shape: Any, hidden_shape: Any, inner_shape: Any, *shapes: Any, **options: Any
-) -> int:
-    """Return those of its backward pass, which has two products for each."""
-    return 8 * math.prod(hidden_shape) * inner_shape[-1]
 
 
 def lora(r: int, target_modules: list[str]) -> Method:

@@ -23,7 +23,7 @@ from ..kernels import rows as operation
 from ..kernels.bottleneck import ACTIVATIONS, MODULES
 from ..kernels.plain import is_plain_call
 from ..kernels.rows import find_runs
-from ..method.bottleneck import BRANCH, Bottleneck
+from ..method.bottleneck import Bottleneck
 
 
 _WEIGHTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias")
@@ -243,8 +243,6 @@ def stacking_key(bottleneck: Any) -> tuple[object, ...] | None:
     """
     parameters, modules = bottleneck._parameters, bottleneck._modules
     if type(bottleneck) is not Bottleneck or modules.keys() != MODULES:
-        return None
-    if type(bottleneck).branch is not BRANCH or "branch" in vars(bottleneck):
         return None
     activation, down_proj = modules["activation"], modules["down_proj"]
     if parameters.keys() - {"scaling"} or activation._parameters or activation._modules:

@@ -85,20 +85,8 @@ def run(bottleneck: Any, hidden: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled():
         result: torch.Tensor = _Differentiable.apply(*inputs, bottleneck.activation_name)
     else:
-        result, _ = torch.ops.houlsby_peft.bottleneck.default(*inputs, bottleneck.activation_name)
+        result, _ = _run_kernel(*inputs, bottleneck.activation_name)
     return result
-
-
-torch.library.define(
-    "houlsby_peft::bottleneck",
-    "(Tensor hidden, Tensor down_weight, Tensor down_bias, Tensor up_weight, Tensor up_bias, "
-    "str activation) -> (Tensor, Tensor)",
-)
-torch.library.define(
-    "houlsby_peft::bottleneck_backward",
-    "(Tensor grad, Tensor hidden, Tensor inner, Tensor down_weight, Tensor up_weight, "
-    "str activation) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
 
 
 def kernels_for(hidden: torch.Tensor, r: int) -> Any:
@@ -207,37 +195,13 @@ def _run_backward(
     return kernels.run_backward(*tensors, *others)  # type: ignore[no-any-return]
 
 
-def _fake(
-    hidden: torch.Tensor, down_weight: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    inner = hidden.new_empty((*hidden.shape[:-1], down_weight.shape[0]))
-    return hidden.new_empty(hidden.shape), inner
-
-
-def _fake_backward(
-    grad: torch.Tensor,
-    hidden: torch.Tensor,
-    inner: torch.Tensor,
-    down_weight: torch.Tensor,
-    up_weight: torch.Tensor,
-    activation: str,
-) -> tuple[torch.Tensor, ...]:
-    return (
-        hidden.new_empty(hidden.shape),
-        torch.empty_like(down_weight),
-        down_weight.new_empty(down_weight.shape[0]),
-        torch.empty_like(up_weight),
-        up_weight.new_empty(up_weight.shape[0]),
-    )
-
-
 class _Differentiable(torch.autograd.Function):
-    """The operation with its gradients. What `torch.library` registers takes longer to start."""
+    """The operation with its gradients."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
         result: torch.Tensor
-        result, inner = torch.ops.houlsby_peft.bottleneck.default(*inputs)
+        result, inner = _run_kernel(*inputs)
         *tensors, ctx.activation = inputs
         ctx.save_for_backward(*tensors, inner)
         ctx.set_materialize_grads(False)
@@ -253,13 +217,5 @@ class _Differentiable(torch.autograd.Function):
             # For second derivatives, PyTorch differentiates what the operation consists of.
             return (*differentiate(partial(compute, activation=ctx.activation), inputs, grad), None)
         hidden, down_weight, _down_bias, up_weight, _up_bias = inputs
-        gradients = torch.ops.houlsby_peft.bottleneck_backward.default(
-            grad, hidden, inner, down_weight, up_weight, ctx.activation
-        )
+        gradients = _run_backward(grad, hidden, inner, down_weight, up_weight, ctx.activation)
         return (*gradients, None)
-
-
-torch.library.impl("houlsby_peft::bottleneck", "default", _run_kernel)
-torch.library.impl("houlsby_peft::bottleneck_backward", "default", _run_backward)
-torch.library.register_fake("houlsby_peft::bottleneck", _fake)
-torch.library.register_fake("houlsby_peft::bottleneck_backward", _fake_backward)

@@ -33,7 +33,7 @@ def run(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled():
         result: torch.Tensor = _Differentiable.apply(*inputs)
     else:
-        result, _, _ = torch.ops.houlsby_peft.layer_norm.default(*inputs)
+        result, _, _ = _run(*inputs)
     return result
 
 
@@ -44,7 +44,7 @@ def run_rows(
     slots: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Normalize each row by the norm in its slot.
+    """Normalize each row by the norm in its slot, by a Triton kernel where there is one.
 
     Args:
         hidden: Hidden states `(rows, ..., d)`, contiguous; the result has their dtype.
@@ -52,25 +52,10 @@ def run_rows(
         slots: The slot of each row, `(rows,)`.
         eps: What is added to the variance.
     """
-    result: torch.Tensor = torch.ops.houlsby_peft.layer_norm_of_rows.default(
-        hidden, weight, bias, slots, eps
-    )
+    kernels = _kernels_for(hidden)
+    normalize = compute_rows if kernels is None else kernels.run_rows
+    result: torch.Tensor = normalize(hidden, weight, bias, slots, eps)
     return result
-
-
-torch.library.define(
-    "houlsby_peft::layer_norm",
-    "(Tensor hidden, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "houlsby_peft::layer_norm_backward",
-    "(Tensor grad, Tensor hidden, Tensor mean, Tensor rstd, Tensor weight) "
-    "-> (Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "houlsby_peft::layer_norm_of_rows",
-    "(Tensor hidden, Tensor weight, Tensor? bias, Tensor slots, float eps) -> Tensor",
-)
 
 
 def compute(
@@ -144,41 +129,13 @@ def _run_backward(
     return kernels.run_backward(grad.contiguous(), hidden, *others)  # type: ignore[no-any-return]
 
 
-def _run_rows(hidden: torch.Tensor, *others: Any) -> torch.Tensor:
-    kernels = _kernels_for(hidden)
-    if kernels is None:
-        return compute_rows(hidden, *others)
-    return kernels.run_rows(hidden, *others)  # type: ignore[no-any-return]
-
-
-def _fake(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    statistics = hidden.new_empty((*hidden.shape[:-1], 1), dtype=torch.float32)
-    return hidden.new_empty(hidden.shape), statistics, torch.empty_like(statistics)
-
-
-def _fake_rows(hidden: torch.Tensor, *others: Any) -> torch.Tensor:
-    return hidden.new_empty(hidden.shape)
-
-
-def _fake_backward(
-    grad: torch.Tensor,
-    hidden: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return hidden.new_empty(hidden.shape), torch.empty_like(weight), torch.empty_like(weight)
-
-
 class _Differentiable(torch.autograd.Function):
     """The operation with its gradients."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
         result: torch.Tensor
-        result, mean, rstd = torch.ops.houlsby_peft.layer_norm.default(*inputs)
+        result, mean, rstd = _run(*inputs)
         *tensors, ctx.eps = inputs
         ctx.save_for_backward(*tensors, mean, rstd)
         ctx.set_materialize_grads(False)
@@ -194,17 +151,7 @@ class _Differentiable(torch.autograd.Function):
             # For second derivatives, PyTorch differentiates what the operation consists of.
             return (*differentiate(partial(compute, eps=ctx.eps), inputs, grad), None)
         hidden, weight, bias = inputs
-        grad_hidden, grad_weight, grad_bias = torch.ops.houlsby_peft.layer_norm_backward.default(
-            grad, hidden, mean, rstd, weight
-        )
+        grad_hidden, grad_weight, grad_bias = _run_backward(grad, hidden, mean, rstd, weight)
         if bias is None:
             grad_bias = None
         return grad_hidden, grad_weight, grad_bias, None
-
-
-torch.library.impl("houlsby_peft::layer_norm", "default", _run)
-torch.library.impl("houlsby_peft::layer_norm_backward", "default", _run_backward)
-torch.library.impl("houlsby_peft::layer_norm_of_rows", "default", _run_rows)
-torch.library.register_fake("houlsby_peft::layer_norm", _fake)
-torch.library.register_fake("houlsby_peft::layer_norm_backward", _fake_backward)
-torch.library.register_fake("houlsby_peft::layer_norm_of_rows", _fake_rows)

@@ -17,7 +17,8 @@ from .bottleneck import ACTIVATIONS, kernels_for
 def run(
     hidden: torch.Tensor, weights: Sequence[torch.Tensor], slots: torch.Tensor, activation: str
 ) -> torch.Tensor:
-    """Add to each row the branch of the bottleneck in its slot.
+    """Add to each row the branch of the bottleneck in its slot, by a Triton kernel where one is
+    faster.
 
     Args:
         hidden: Hidden states `(rows, ..., d)`, contiguous.
@@ -26,17 +27,10 @@ def run(
         slots: The slot of each row, `(rows,)`.
         activation: A key of `ACTIVATIONS`.
     """
-    result: torch.Tensor = torch.ops.houlsby_peft.bottleneck_of_rows.default(
-        hidden, *weights, slots, activation
-    )
-    return result
-
-
-torch.library.define(
-    "houlsby_peft::bottleneck_of_rows",
-    "(Tensor hidden, Tensor down_weight, Tensor down_bias, Tensor up_weight, Tensor up_bias, "
-    "Tensor slots, str activation) -> Tensor",
-)
+    kernels = kernels_for(hidden, weights[0].shape[1])
+    run_rows = compute if kernels is None else kernels.run_rows
+    branch: torch.Tensor = run_rows(hidden, *weights, slots, activation)
+    return branch
 
 
 def compute_in_turn(
@@ -49,7 +43,7 @@ def compute_in_turn(
 
     Args:
         read: What the branches are computed from, `(rows, ..., d)`, in the dtype of the weights.
-        weights: As for `run`; or a list of each bottleneck's own.
+        weights: As for `run`.
         runs: The bottlenecks of consecutive rows, each with how many rows it has.
         activate: The activation.
     """
@@ -90,36 +84,3 @@ def compute(
     inner = torch.baddbmm(down_offset.unsqueeze(1), rows, down.mT)
     branch = torch.baddbmm(up_offset.unsqueeze(1), activate(inner), up.mT)
     return branch.add_(rows).reshape(hidden.shape)
-
-
-def _run_on_cpu(
-    hidden: torch.Tensor,
-    down_weight: torch.Tensor,
-    down_bias: torch.Tensor,
-    up_weight: torch.Tensor,
-    up_bias: torch.Tensor,
-    slots: torch.Tensor,
-    activation: str,
-) -> torch.Tensor:
-    activate, _ = ACTIVATIONS[activation]
-    weights = (down_weight, down_bias, up_weight, up_bias)
-    read = hidden.to(down_weight.dtype)
-    branch = compute_in_turn(read, weights, find_runs(slots.tolist()), activate)
-    return hidden + branch.to(hidden.dtype)
-
-
-def _run_on_gpu(hidden: torch.Tensor, down_weight: torch.Tensor, *others: Any) -> torch.Tensor:
-    """Return what `compute` does, by a Triton kernel where one is faster."""
-    kernels = kernels_for(hidden, down_weight.shape[1])
-    if kernels is None:
-        return compute(hidden, down_weight, *others)
-    return kernels.run_rows(hidden, down_weight, *others)  # type: ignore[no-any-return]
-
-
-def _fake(hidden: torch.Tensor, *others: Any) -> torch.Tensor:
-    return hidden.new_empty(hidden.shape)
-
-
-torch.library.impl("houlsby_peft::bottleneck_of_rows", "cpu", _run_on_cpu)
-torch.library.impl("houlsby_peft::bottleneck_of_rows", "cuda", _run_on_gpu)
-torch.library.register_fake("houlsby_peft::bottleneck_of_rows", _fake)

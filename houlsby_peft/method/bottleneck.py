@@ -91,7 +91,7 @@ class Bottleneck(nn.Module):
         """
         if read is None:
             # The operation computes the plain formula.
-            if type(self).branch is BRANCH and "branch" not in vars(self):
+            if type(self) is Bottleneck:
                 adapted = door.adapt(self, hidden)
                 if adapted is not None:
                     return adapted
@@ -105,11 +105,6 @@ class Bottleneck(nn.Module):
         if isinstance(self.scaling, float) and self.scaling == 1:
             return branch
         return branch * self.scaling
-
-
-# The branch that `kernels/` computes as well, in one operation with the sum: whoever changes the
-# method above changes both. A variant with another branch runs as its modules.
-BRANCH = Bottleneck.branch
 
 
 def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
