@@ -331,7 +331,8 @@ class HoulsbyConfig(PeftConfig):
             changes: Options that differ.
         """
         config = replace(self, **changes)
-        record = replace(record, places=places or record.places)
+        if places is not None:
+            record = replace(record, places=places)
         config.saved = SavedState(record, config.shape_options())
         return config
 

@@ -344,19 +344,23 @@ class HoulsbyModel(BaseTuner):
     def check_same(self, adapter_name: str, config: HoulsbyConfig) -> None:
         """Refuse to load a saved adapter over one whose options or labels differ.
 
-        PEFT would load the weights alone, and compute and save them with the old options.
+        PEFT would load the weights alone, and compute and save them with the old options. A problem
+        type that nobody has stated is taken from the file, whose training has inferred it.
         """
-        options, options_in_file = (
-            self._own_adapters[adapter_name].shape_options(),
-            config.shape_options(),
-        )
+        own = self._own_adapters[adapter_name]
+        options, options_in_file = own.shape_options(), config.shape_options()
         differences = [name for name in options if options[name] != options_in_file[name]]
         if config.saved is not None:
-            record, in_file = self.records[adapter_name], config.saved.record
+            record, in_file = _renew_labels(self.model, own, adapter_name), config.saved.record
             if in_file.id2label is not None and in_file.id2label != record.id2label:
                 differences.append("labels")
-            if in_file.problem_type not in (None, record.problem_type):
+            is_stated = record.problem_type is not None and not record.is_problem_type_inferred
+            if is_stated and in_file.problem_type not in (None, record.problem_type):
                 differences.append("problem_type")
+            elif in_file.problem_type is not None and not is_stated:
+                self.note(
+                    adapter_name, problem_type=in_file.problem_type, is_problem_type_inferred=True
+                )
             if in_file.beneath_name != record.beneath_name:
                 differences.append("beneath")
         if differences:
@@ -417,13 +421,7 @@ class HoulsbyModel(BaseTuner):
         )
         # Not those of adapters beneath ladders.
         weights = {key: weight for key, weight in weights.items() if own.search(key)}
-        records = state_of(model).records
-        record = records[adapter_name]
-        if record.has_labels_of_base:  # which the user may have renamed
-            base = _base(model)
-            facts = label_facts(config, getattr(base, "_orig_mod", base))  # of a compiled one
-            facts["problem_type"] = facts["problem_type"] or record.problem_type
-            record = records[adapter_name] = replace(record, **facts)
+        record = _renew_labels(model, config, adapter_name)
         settings = config.saved.settings if config.saved else None
         config.saved = SavedState(record, settings)
         return weights
@@ -507,6 +505,20 @@ class HoulsbyModel(BaseTuner):
 
 def _base(model: nn.Module) -> nn.Module:
     return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _renew_labels(model: nn.Module, config: HoulsbyConfig, adapter_name: str) -> AdapterRecord:
+    """Return an adapter's record with the base model's labels as they are now, if it has no others:
+    the user may have renamed them.
+    """
+    records = state_of(model).records
+    record = records[adapter_name]
+    if record.has_labels_of_base:
+        base = _base(model)
+        facts = label_facts(config, getattr(base, "_orig_mod", base))  # of a compiled one
+        facts["problem_type"] = facts["problem_type"] or record.problem_type
+        record = records[adapter_name] = replace(record, **facts)
+    return record
 
 
 def _weights_of(adapter_name: str) -> re.Pattern[str]:

@@ -50,6 +50,8 @@ def init_from(
         # The file has a shared bottleneck once, and does not tell at which places it is applied.
         only_in_one = _bottlenecks(saved.record) ^ _bottlenecks(record)
         differences += [f"only one has a bottleneck at {key}" for key in sorted(only_in_one)]
+    if saved.record.beneath_name != record.beneath_name:
+        differences.append("other adapters lie beneath them")
     differences += compare_fingerprints(saved.record.base, record.base)
     if differences:
         base_name = saved.config.base_model_name_or_path or "an unnamed model"

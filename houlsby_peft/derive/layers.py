@@ -96,15 +96,19 @@ def prune(
     tuner: Any = model.base_model
     config = tuner.peft_config[source]
     record = tuner.records[source]
+    layers = set(layers)
     remaining = places_of(tuner.model, config, record)
-    for key, place in _select_layers(remaining, set(layers)).items():
+    for key, place in _select_layers(remaining, layers).items():
         if not (place.is_norm and keep_norms):
             del remaining[key]
-    pruned = config.derived(
-        record,
-        fold_places(remaining.values(), View(tuner.model).encoder),
-        layers_to_transform=sorted(_layers_with_bottleneck(remaining)),
-    )
+    left = sorted(_layers_with_bottleneck(remaining))
+    if not left:
+        raise ValueError(
+            f"A copy needs a bottleneck in some layer; without {sorted(layers)} it would have "
+            "none. To run the base model, disable the adapter."
+        )
+    places = fold_places(remaining.values(), View(tuner.model).encoder)
+    pruned = config.derived(record, places, layers_to_transform=left)
     add_derived(tuner, adapter_name, pruned, source, weights_of(tuner.model, source))
 
 

@@ -9,6 +9,7 @@ transformers' own functions. The base model is never written to.
 from __future__ import annotations
 
 import copy
+import inspect
 from functools import partial
 from typing import Any
 
@@ -30,8 +31,10 @@ def hook_loss(model: nn.Module, state: ModelState) -> None:
     if kind is None or not kind.has_labels or "has_hooked_loss" in vars(model):
         return
     vars(model)["has_hooked_loss"] = True
+    names = [*inspect.signature(model.forward).parameters]
+    position = names.index("labels") if "labels" in names else len(names)
     # A copy of the model gets a copy of these, with its own state.
-    model.register_forward_pre_hook(partial(_take_labels, state), with_kwargs=True)
+    model.register_forward_pre_hook(partial(_take_labels, state, position), with_kwargs=True)
     model.register_forward_hook(partial(_add_loss, state, kind.class_suffix))
 
 
@@ -46,18 +49,26 @@ def unhook_loss(model: nn.Module) -> None:
 
 
 def _take_labels(
-    state: ModelState, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    state: ModelState, position: int, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Take the labels out of the arguments, if an adapter's head predicts."""
+    """Take the labels out of the arguments, if an adapter's head predicts.
+
+    Args:
+        state: What all layers of the model share.
+        position: Where the labels are among arguments without names.
+        model, args, kwargs: The model, and what it is called with.
+    """
     if state.labels:
         state.labels.pop(thread(), None)  # of a pass that has failed
-    labels = kwargs.get("labels")
+    labels = args[position] if len(args) > position else kwargs.get("labels")
     if labels is None:
         return None
     name = _find_predicting(state)
     if name is None or not isinstance(model.peft_config.get(name), HoulsbyConfig):
         return None
     state.labels[thread()] = name, labels
+    if len(args) > position:
+        return (*args[:position], None, *args[position + 1 :]), kwargs
     return args, {**kwargs, "labels": None}
 
 

@@ -152,6 +152,4 @@ class _Differentiable(torch.autograd.Function):
             return (*differentiate(partial(compute, eps=ctx.eps), inputs, grad), None)
         hidden, weight, bias = inputs
         grad_hidden, grad_weight, grad_bias = _run_backward(grad, hidden, mean, rstd, weight)
-        if bias is None:
-            grad_bias = None
-        return grad_hidden, grad_weight, grad_bias, None
+        return grad_hidden, grad_weight, None if bias is None else grad_bias, None

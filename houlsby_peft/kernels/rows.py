@@ -28,9 +28,8 @@ def run(
         activation: A key of `ACTIVATIONS`.
     """
     kernels = kernels_for(hidden, weights[0].shape[1])
-    run_rows = compute if kernels is None else kernels.run_rows
-    branch: torch.Tensor = run_rows(hidden, *weights, slots, activation)
-    return branch
+    add_branches: Callable[..., torch.Tensor] = compute if kernels is None else kernels.run_rows
+    return add_branches(hidden, *weights, slots, activation)
 
 
 def compute_in_turn(

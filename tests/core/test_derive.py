@@ -212,12 +212,14 @@ class TestWithoutLayers:
         [
             ([2], "one", "one", "unused"),
             ([2], "small", "unknown", "unknown"),
-            ([2, 3], "small", "one", "sub-layer"),
+            ([2, 3], "small", "one", "some layer"),
         ],
     )
-    def test_what_cannot_be_pruned_is_refused(self, layers, name, source, word):
+    @pytest.mark.parametrize("keep_norms", [True, False])
+    def test_what_cannot_be_pruned_is_refused(self, layers, name, source, word, keep_norms):
+        model = adapted(layers_to_transform=[2, 3])
         with pytest.raises((ValueError, KeyError), match=word):
-            houlsby_peft.prune(adapted(layers_to_transform=[2, 3]), layers, name, source)
+            houlsby_peft.prune(model, layers, name, source, keep_norms)
 
     def test_nothing_is_left_of_an_adapter_that_cannot_be_filled(self):
         model = adapted()
@@ -409,6 +411,16 @@ class TestInitialized:
     def test_another_base_is_refused(self, tmp_path):
         get_peft_model(tiny_bert(seed=1), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
         self.assert_refused(tmp_path, "same base model")
+
+    def test_a_ladder_on_another_adapter_is_refused(self, tmp_path):
+        adapted(seed=1).save_pretrained(tmp_path / "first")
+        adapted(seed=2).save_pretrained(tmp_path / "second")
+        of_first, of_second = (
+            {"kind": "ladder", "beneath": str(tmp_path / name / "one")}
+            for name in ("first", "second")
+        )
+        adapted(**of_first).save_pretrained(tmp_path)
+        self.assert_refused(tmp_path / "one", "lie beneath", **of_second)
 
     def test_another_method_is_refused(self, tmp_path):
         get_peft_model(tiny_bert(), LoraConfig(target_modules=["query"])).save_pretrained(tmp_path)

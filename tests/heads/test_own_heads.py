@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from architecture_cases import CASES
-from houlsby_peft import HoulsbyConfig, ablate
+from houlsby_peft import AdapterError, HoulsbyConfig, ablate
 from model_states import assert_same_tensors, tensors_of, trained_names
 from tiny_models import TINY_BERT, adapted, perturb, perturb_adapter, tiny_bert
 
@@ -130,6 +130,8 @@ def test_the_loss_is_that_of_the_active_adapters_labels(
     model.set_adapter("own")
     output = model(input_ids=token_ids, labels=targets)
     torch.testing.assert_close(output.loss, loss(output.logits, targets))
+    in_order = (token_ids, None, None, None, None, targets)  # without names
+    torch.testing.assert_close(model.get_base_model()(*in_order).loss, output.loss)
     assert (base.num_labels, base.config.problem_type) == (of_base, None)
     # Inferred from the labels, and recorded for predictions.
     has_several = loss is functional.binary_cross_entropy_with_logits
@@ -284,6 +286,26 @@ def test_the_base_models_configuration_and_the_users_stay_as_they_were(token_ids
     assert model.get_base_model().config is base.config
     assert base.config.to_dict() == config_of_base
     assert model.unload().config.to_dict() == config_of_base
+
+
+def test_a_saved_adapter_is_loaded_over_one_with_the_same_labels(token_ids, tmp_path):
+    """As a Trainer that resumes does, before any batch has told the problem type."""
+    targets = torch.eye(5, 3)
+    model = get_peft_model(tiny_bert(num_labels=3), HoulsbyConfig(r=4)).eval()
+    model.get_base_model().config.id2label = labels(3)
+    logits = model(input_ids=token_ids, labels=targets).logits
+    model.save_pretrained(tmp_path)
+    again = get_peft_model(tiny_bert(num_labels=3), HoulsbyConfig(r=4))
+    with pytest.raises(AdapterError, match="labels"):
+        again.load_adapter(tmp_path, "default")
+    again.get_base_model().config.id2label = labels(3)
+    again.load_adapter(tmp_path, "default", is_trainable=True)
+    assert again.base_model.records["default"].problem_type == "multi_label_classification"
+    assert torch.equal(again.eval()(token_ids).logits, logits)
+    stated = HoulsbyConfig(r=4, problem_type="regression")
+    again = get_peft_model(tiny_bert(num_labels=3, id2label=labels(3)), stated)
+    with pytest.raises(AdapterError, match="problem_type"):
+        again.load_adapter(tmp_path, "default")
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
