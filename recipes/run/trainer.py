@@ -34,7 +34,6 @@ from run.model import active_record
 from run.progress import TRAIN_SECONDS, Bar, Clock, Lines, scores_per_epoch
 from run.resumable_trainer import Patience, ResumableTrainer, saving
 from run.run import MOMENT, SAVED, flags_of
-from run.slow_up import slow_up_projections
 
 
 # With CUDA graphs, the tokens of a batch are a multiple of it, so that there are few shapes.
@@ -70,7 +69,6 @@ class RecipeTrainer(ResumableTrainer):
     - The loss is the model's own, not multiplied by the number of processes and accumulated steps.
     - A loss that becomes NaN or infinite stops the run.
     - Predictions are in the order of the rows, and the loss of a split is the mean over its rows.
-    - Up projections may learn at a rate of their own.
     - A step may be one CUDA graph, and a ladder's encoder may read kept states.
     - There are scores of the step whose weights the model ends with.
     - It prints a line per evaluation, and logs the time of the training steps until then.
@@ -197,13 +195,6 @@ class RecipeTrainer(ResumableTrainer):
             "processes": accelerator.num_processes,
             "mixed_precision": accelerator.mixed_precision,
         }
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
-        if is_new and self.args.up_lr_ratio != 1:
-            slow_up_projections(optimizer, model or self.model, self.args.up_lr_ratio)
-        return optimizer
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any

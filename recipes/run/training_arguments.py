@@ -42,10 +42,6 @@ class RecipeTrainingArguments(TrainingArguments):
         help="Peak learning rate, reached after the warm-up; to classify with minilm and "
         "adapters: 1e-3.",
     )
-    up_lr_ratio: float = flag(
-        default=1.0,
-        help="Learning rate of the adapters' up projections, as a share of --learning_rate.",
-    )
     # None is settled by run/schedule.py, once the number of rows is known.
     num_train_epochs: float | None = flag(  # type: ignore[assignment]
         default=None,

@@ -191,19 +191,6 @@ def test_a_run(recipe, method, encoder, data, tmp_path, trained):
     torch.testing.assert_close(outputs.to_tuple(), expected.to_tuple())
 
 
-def test_up_projections_have_a_rate_of_their_own(encoder, glue_data, tmp_path):
-    """After a resume, too: the second command has more steps."""
-    command = {"task": "cola", "model_name": encoder, "data_dir": glue_data, "eval_steps": 1,
-               "output_dir": tmp_path, "up_lr_ratio": 0.1, "learning_rate": 1e-2,
-               "save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1}  # fmt: skip
-    for steps, resumed in ((1, {}), (2, {"resume_from_checkpoint": "last"})):
-        run(glue, **command, max_steps=steps, **resumed)
-        saved = torch.load(tmp_path / f"checkpoint-{steps}" / "optimizer.pt", weights_only=True)
-        # Weights with decay and without: the norms and biases.
-        rates = [group["initial_lr"] for group in saved["param_groups"]]
-        assert rates == [1e-2, 1e-3, 1e-2, 1e-3]
-
-
 def test_pretraining_without_adapters_is_a_start_for_a_task(encoder, glue_data, data, tmp_path):
     """At a learning rate that is zero in float32, what glue.py saves is what it started from, with
     a new head.
