@@ -13,6 +13,25 @@ from ..errors import AdapterError
 Row = dict[str, Any]
 Cells = list[list[str]]
 
+
+class Cell(str):
+    """The text of a cell in a spreadsheet that has a number, a date or a truth value.
+
+    Attributes:
+        value: What the cell has, of which a whole number has no decimal point.
+    """
+
+    __slots__ = ("value",)
+    value: Any
+
+    def __new__(cls, value: Any) -> Cell:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        cell = super().__new__(cls, value)
+        cell.value = value
+        return cell
+
+
 # The formats by their usual extensions, in the order in which one of several files of a name is
 # preferred.
 SEPARATED, SHEETS = {".csv": ",", ".tsv": "\t"}, (".xlsx", ".xlsm", ".xls", ".ods")
