@@ -566,6 +566,13 @@ class TestTags:
         sentences, _ = read_tagged(write_json(tmp_path / "a.json", [row] * 4), **options)
         assert sentences == [(SENTENCE, IOB2)] * 4
 
+    def test_spans_that_share_a_word(self, tmp_path, capsys):
+        spans = [{**SPAN, "start": start, "end": start + 2} for start in (3, 8)]
+        row = {"text": "IUX94Rgc83 sings", "spans": spans, "answer": "accept"}
+        sentences, _ = read_tagged(write_json(tmp_path / "a.json", [row] * 4))
+        assert sentences == [(["IUX94Rgc83", "sings"], ["B-PER", "O"])] * 4
+        assert "4 spans overlap earlier ones or share a word with one" in capsys.readouterr().out
+
     def test_a_word_per_row(self, tmp_path):
         rows = []
         for number in range(4):
