@@ -87,8 +87,8 @@ class Table:
             raise AdapterError(
                 "predict needs a column of texts, which --text_columns names; "
                 f"{self.path} has {shortened(', '.join(self.columns))}, with lists or objects in "
-                f"{shortened(', '.join(nested))}. evaluate reads the export of an annotation tool "
-                "and SQuAD's file as they are. To make a table of objects: "
+                f"{shortened(', '.join(nested))}. houlsby-peft evaluate reads the export of an "
+                "annotation tool and SQuAD's file as they are. To make a table of objects: "
                 "pandas.json_normalize(pandas.read_json(FILE, lines=FILE.endswith('l'))"
                 ".to_dict('records')).to_csv('table.csv')"
             )
