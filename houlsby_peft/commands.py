@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from .adapterhub.convert import convert as convert_adapter
-from .errors import shortened
+from .errors import AdapterError, shortened
 from .export.onnx_files import export_onnx
 from .hub.card import write_card
 from .hub.push import predict_example, push_to_hub
@@ -158,7 +158,12 @@ def _find_columns(
             trained_on.append(saved.record.text_columns)
     # Adapters that were trained on columns of other names read what the first one reads.
     recorded = trained_on[0] if trained_on else None
-    columns = find_text_columns(table.columns, options.text_column, count, recorded)
+    try:
+        columns = find_text_columns(table.columns, options.text_column, count, recorded)
+    except AdapterError:
+        if not options.text_column:
+            table.check_is_flat()
+        raise
     for columns_of_training in trained_on:
         check_number_of_texts(columns, columns_of_training, "--text_columns", "This adapter")
     table.check_texts(columns)

@@ -268,7 +268,9 @@ def hyperparameter_tables(run: TrainingRun) -> tuple[Table, Table]:
     """Return the hyperparameters that differ from their defaults (name, value, default), and the
     remaining ones (name, value).
     """
-    arguments, defaults = run.get("arguments", {}), run.get("defaults", {})
+    arguments, defaults = dict(run.get("arguments", {})), run.get("defaults", {})
+    if arguments.get("max_steps", -1) > 0:  # which end the training, whatever epochs are named
+        arguments.pop("num_train_epochs", None)
     changed, unchanged = [], []
     for name in _HYPERPARAMETERS:
         if name not in arguments:

@@ -20,6 +20,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
 from ..method.tuner_layer import record_of
+from ..saved.downloads import find_repo
 from ..saved.record import AdapterRecord
 from .base_model import count_positions, count_tokens
 
@@ -213,7 +214,9 @@ class Reader(ABC):
         return self.decode(question)
 
     def has_text(self, text: Input) -> bool:
-        """Return whether an input has something to read: any letter, or in both texts of a pair."""
+        """Return whether a text has more than blanks; of a pair, one of the texts, or each if the
+        task needs both.
+        """
         texts = [text] if isinstance(text, str) else text
         is_enough = all if self.needs_both else any
         return is_enough(map(str.strip, texts))
@@ -303,9 +306,12 @@ class Reader(ABC):
 
 
 def _name_of_base(model: PeftModel) -> str:
-    """Return the base model's name as its adapters record it, without the folders of a path."""
+    """Return the base model's name on the Hub or, if it is not known, that of its folder."""
     names = [config.base_model_name_or_path for config in model.peft_config.values()]
     name = str(names[0] if names and names[0] else model.get_base_model().name_or_path)
+    repo = find_repo(name)
+    if repo is not None:
+        name, _ = repo
     return Path(name).name if Path(name).is_absolute() else name
 
 

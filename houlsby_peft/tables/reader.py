@@ -64,7 +64,10 @@ def _find_format(path: Path, content: bytes) -> str:
     suffix = suffix_of(path)
     suffix = OTHER_NAMES.get(suffix, suffix)
     if suffix not in READ:
-        raise AdapterError(f"A table must be a file that ends in {', '.join(READ)}; got {path}.")
+        raise AdapterError(
+            f"A table must be a file that ends in {', '.join(READ)}; got {path}. Of a file with a "
+            "word per line, make a .txt with a text per line; houlsby-peft evaluate reads it as is."
+        )
     for signature, format_ in _SIGNATURES.items():
         if content.startswith(signature):
             return format_

@@ -8,7 +8,7 @@ import zipfile
 from typing import Any
 
 from ..errors import AdapterError
-from .table import Cells, Table
+from .table import Cell, Cells, Table
 
 
 _MOST_CELLS = 50_000_000  # of a sheet, whose empty ones take memory as well
@@ -31,7 +31,7 @@ def read_sheet(table: Table, content: bytes) -> Cells:
             sheet = book.get_sheet_by_name(name)
             cells: Cells = []
             for row in sheet.to_python(skip_empty_area=False):
-                cells.append([_as_text(value) for value in row])
+                cells.append(list(map(_as_text, row)))
             if sum(map(any, cells)) > 1:
                 break
     except (CalamineError, zipfile.BadZipFile) as error:
@@ -44,7 +44,8 @@ def read_sheet(table: Table, content: bytes) -> Cells:
     if sheet.merged_cell_ranges:
         table.notes.append("merged cells have their value in each row")
     widths = [sum(map(bool, row)) for row in cells]
-    first = [2 * width > max(widths) for width in widths].index(True) if any(widths) else 0
+    widest = max(widths, default=0)
+    first = [2 * width > widest for width in widths].index(True) if widest else 0
     if any(widths[:first]):
         table.notes.append(f"the table begins in row {first + 1}, below a title")
     return [[]] * first + cells[first:]
@@ -103,7 +104,5 @@ def _size_of_ods(sheets: bytes) -> tuple[int, int]:
 
 
 def _as_text(value: Any) -> str:
-    """Return a cell as a .csv file would have it; whole numbers without a decimal point."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+    """Return a cell as a .csv file would have it."""
+    return value if isinstance(value, str) else Cell(value)

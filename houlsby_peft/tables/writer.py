@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import AdapterError, printable
 from .content import suffix_of
-from .table import Row, Table
+from .table import Cell, Row, Table
 
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
@@ -37,10 +37,9 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
 
     Until all is written, the file has the further extension .part. The separator of .csv files is
     kept, and the byte order mark by which Excel recognizes UTF-8. Lists and objects become JSON
-    text in the formats that have none. In a spreadsheet, no text is a formula.
+    text in the formats that have none. In a spreadsheet, no text is a formula, and what was read
+    from a cell with a number, a date or a truth value is one again.
     """
-    import pandas as pd
-
     format_ = check_written(path)
     part = path.with_name(f"{path.name}.part")
     columns = list(dict.fromkeys([*like.columns, *added]))
@@ -54,35 +53,49 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
 
         arrays = {name: pa.array([row.get(name) for row in rows]) for name in columns}
         write_parquet(pa.table(arrays), part)
+    elif format_ == ".xlsx":
+        _write_sheet(part, rows, columns)
     else:
+        import pandas as pd
+
         cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
-        if format_ == ".xlsx":
-            _write_sheet(part, pd.DataFrame(cells, columns=columns, dtype=object))
-        else:
-            width = len(like.columns)
-            cells = [[*line[:width], *map(defused, line[width:])] for line in cells]
-            separator, encoding = "\t" if format_ == ".tsv" else ",", "utf-8"
-            if format_ == like.format == ".csv":
-                separator = like.separator
-                encoding = like.encoding if like.encoding == "utf-8-sig" else encoding
-            frame = pd.DataFrame(cells, columns=columns, dtype=object)
-            frame.to_csv(part, sep=separator, index=False, encoding=encoding, lineterminator="\n")
+        width = len(like.columns)
+        cells = [[*line[:width], *map(defused, line[width:])] for line in cells]
+        separator, encoding = "\t" if format_ == ".tsv" else ",", "utf-8"
+        if format_ == like.format == ".csv":
+            separator = like.separator
+            encoding = like.encoding if like.encoding == "utf-8-sig" else encoding
+        frame = pd.DataFrame(cells, columns=columns, dtype=object)
+        frame.to_csv(part, sep=separator, index=False, encoding=encoding, lineterminator="\n")
     part.replace(path)
 
 
-def _write_sheet(path: Path, frame: Any) -> None:
-    """Write a data frame as .xlsx, in which a text that begins like a formula is a text."""
-    import pandas as pd
+def _write_sheet(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Write rows as .xlsx, in which a text that begins like a formula is a text."""
+    from openpyxl import Workbook
 
-    frame = frame.rename(columns=printable).map(
-        lambda cell: printable(cell) if isinstance(cell, str) else cell
-    )
-    with path.open("wb") as file, pd.ExcelWriter(file, engine="openpyxl") as writer:
-        frame.to_excel(writer, index=False)
-        for row in writer.book.active.iter_rows():
-            for cell in row:
-                if cell.data_type == "f":
-                    cell.data_type = "s"
+    book = Workbook()
+    sheet = book.active
+    sheet.append(list(map(_as_cell, columns)))
+    for row in rows:
+        sheet.append([_as_cell(row.get(name)) for name in columns])
+    for line in sheet.iter_rows():
+        for cell in line:
+            if cell.data_type == "f":
+                cell.data_type = "s"
+    book.save(path)
+
+
+def _as_cell(value: Any) -> Any:
+    """Return what a spreadsheet has of a value; nothing of an empty text."""
+    if isinstance(value, Cell):
+        return value.value
+    if isinstance(value, bool):
+        return value
+    if getattr(value, "tzinfo", None) is not None:  # a time zone, which a spreadsheet has not
+        value = str(value)
+    value = _as_text(value)
+    return (printable(value) or None) if isinstance(value, str) else value
 
 
 def _as_text(value: Any) -> Any:

@@ -142,8 +142,8 @@ def _make_data(data: Dataset, words: list[list[str]], tags: list[list[str]]) -> 
 def _read_spans(data: Dataset, name: str) -> Dataset:
     """Return the words of texts, of which marked spans are entities.
 
-    A span that ends within a word marks the whole word. Of spans that overlap, the first counts;
-    those that mark no word, as beyond the end of the text, are left out.
+    A span that ends within a word marks the whole word. Of spans that overlap or share a word, the
+    first counts; those that mark no word, as beyond the end of the text, are left out.
     """
     check_columns(data, name, (), ("text", _SPANS))
     rows = [row for row, text in enumerate(data["text"]) if text and text.strip()]
@@ -178,7 +178,7 @@ def _mark(
         if not covered:
             left_out["mark no word of their text"] += 1
         if {tags[number] for number in covered} - {"O"}:
-            left_out["overlap earlier ones"] += 1
+            left_out["overlap earlier ones or share a word with one"] += 1
             continue
         for number in covered:
             tags[number] = f"I-{span['label']}"

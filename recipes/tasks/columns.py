@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,9 @@ def find_task_columns(train: Dataset, arguments: ClassificationArguments) -> Seq
     flags = [column for column in columns if has_flags(train, column)]
     if arguments.tasks_of_columns is None and 0 < len(flags) < len(columns):
         raise RecipeError(
-            f"Of --label_columns, {', '.join(flags)} hold 0 and 1 only, and the others classes. "
-            "Give --tasks_of_columns true to make a task of each, or name fewer columns."
+            "Of --label_columns, some hold classes, and others 0 and 1 only: "
+            f"{', '.join(flags)}. Give --tasks_of_columns true to make a task of each, or name "
+            "fewer columns."
         )
     if arguments.tasks_of_columns is None and flags:
         log("labels: one task of 0/1 columns; --tasks_of_columns true makes a task of each")
@@ -123,6 +125,7 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
     example: Any = None
     frozen_states: dict[tuple[Any, ...], Any] = {}
     loads: dict[str, Any] = {}
+    printed: dict[str, str] = {}  # by loading, which makes no folder before all columns are right
     for (task, of_task), column in zip(commands.items(), columns, strict=True):
         others = {*columns} - {column}
         own = {}
@@ -130,8 +133,9 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
             own[name] = split.remove_columns(sorted(others.intersection(split.column_names)))
         loads[task] = partial(load_task, of_task.arguments, of_task.training, splits=own)
         if trains:
-            with _logging(of_task):
+            with redirect_stdout(StringIO()) as text:
                 loaded = loads[task]()
+            printed[task] = text.getvalue()
             loaded.frozen_states = frozen_states
             loads[task], example = partial(as_loaded, loaded), loaded.first_example()
             log(f"{task}: {describe_examples(loaded)}")
@@ -139,6 +143,7 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
     results = {}
     for task, of_task in commands.items():
         with _logging(of_task):
+            print(printed.get(task, ""), end="")
             result = run(of_task, loads[task])
         if result:
             results[task] = result

@@ -234,7 +234,8 @@ class Task(ABC):
         if table is not None and trainer.is_world_process_zero():
             path = Path(trainer.args.output_dir, "predictions.csv")
             path.parent.mkdir(parents=True, exist_ok=True)
-            table.map(defused).to_csv(path, index=False)
+            # Scores of a regression are of float32: 4.2, not 4.199999809265137.
+            table.map(defused).to_csv(path, index=False, float_format=lambda x: str(np.float32(x)))
             log(f"predictions for the test split: {path}")
         if prediction.label_ids is None:
             return None

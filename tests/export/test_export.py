@@ -19,7 +19,7 @@ from houlsby_peft import AdapterError, HoulsbyConfig, Predictor, export_onnx
 from houlsby_peft.export import onnx_files
 from houlsby_peft.heads.tasks import task_kind_of_class
 from houlsby_peft_cli import main
-from hub_models import LABELS, WORDS, make_adapter, make_base
+from hub_models import LABELS, WORDS, make_adapter, make_base, save_adapter
 from model_states import state_of
 from snippets import run_snippets
 from tiny_models import perturb
@@ -243,6 +243,8 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     tickets = tmp_path / "runs/tickets"
     for seed, task in enumerate(("mood", "topic")):
         make_adapter(tickets / task, base, str(base), seed, kind="ladder")
+    rating = {"id2label": {0: "rating"}, "problem_type": "regression"}
+    save_adapter(tickets / "rating", base, head=rating, kind="ladder")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     export_onnx(houlsby_peft.TaskBank(tickets), tmp_path / "tickets-onnx")
@@ -251,8 +253,10 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     models = {"model.onnx", "model_quantized.onnx"}
     assert names == models | {"config.json", "tokenizer.json", "tokenizer_config.json"}
     answers = answer(WORDS)
-    for task, results in houlsby_peft.TaskBank(tickets).ask(WORDS[0]).items():
-        assert answers[task][0] == results["label"]
+    results = houlsby_peft.TaskBank(tickets).ask(WORDS[0])
+    assert answers["rating"][0] == pytest.approx(results["rating"]["score"], abs=1e-4)
+    for task in ("mood", "topic"):
+        assert answers[task][0] == results[task]["label"]
     assert len({*answers["mood"], *answers["topic"]}) > 1
 
 

@@ -343,6 +343,15 @@ def test_the_example_is_in_the_widget_until_other_weights_predict(adapter, examp
     assert merged.data.get("widget") == (widget if answer is None else None)
 
 
+@pytest.mark.parametrize(
+    ("steps", "names"), [(60, ["max_steps"]), (-1, ["num_train_epochs", "max_steps"])]
+)
+def test_epochs_are_listed_only_if_they_were_planned(steps, names, adapter):
+    arguments = {"num_train_epochs": 143, "max_steps": steps}
+    card = make_card(adapter, results={"arguments": arguments})
+    assert re.findall(r"^\| `(\w+)` \|", card.text, re.MULTILINE) == names
+
+
 def test_the_base_model_is_named_as_on_the_hub_or_not_at_all(adapter, tmp_path):
     commit = "0" * 40
     snapshot = tmp_path / "models--org--tiny-bert" / "snapshots" / commit

@@ -9,6 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -329,6 +330,8 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
         ("in.xlsx", "", "no rows"),
         ("in.xlsx", "PK\x03\x04", "unpacked"),
         ("in.docx", "", "parquet"),
+        ("in.conll", "Ada B-PER\n", "evaluate"),
+        ("in.json", '[{"id": "a", "paragraphs": [{"context": "b"}]}]', "evaluate"),
         ("in.parquet", "no", "damaged"),
     ],
 )
@@ -342,6 +345,19 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line_before_the_model_is_l
     assert str(error.value).startswith("error: ")
     assert "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_pandas_makes_a_table_of_an_export(adapter, predictor, tmp_path, monkeypatch):
+    """The line of the error does what it says."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": 1, "data": {"text": text}, "annotations": []} for text in WITH_TEXT]
+    path = write(tmp_path / "in.jsonl", rows)
+    with pytest.raises(SystemExit, match="in data, annotations") as error:
+        predict(adapter, path, tmp_path / "out.csv")
+    exec(str(error.value).partition("objects: ")[2], {"pandas": pd, "FILE": str(path)})
+    flags = "--text_columns", "data.text"
+    table = predict(adapter, tmp_path / "table.csv", tmp_path / "out.csv", *flags)
+    assert_alike(table, predictor.predict(WITH_TEXT))
 
 
 def test_an_output_is_replaced_only_if_asked_for(adapter, tmp_path):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import zipfile
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import ClassVar
 
@@ -154,6 +155,14 @@ def sheet(path: Path) -> Path:
     return path
 
 
+def cells_of(path: Path) -> list[tuple]:
+    """The values of a spreadsheet, with their kinds and how they are shown."""
+    cells = []
+    for row in openpyxl.load_workbook(path).active.iter_rows():
+        cells += [(cell.value, cell.data_type, cell.number_format) for cell in row]
+    return cells
+
+
 # As LibreOffice ends each sheet.
 _ODS_EMPTY = '<table:table-cell table:number-columns-repeated="{}"/>'
 _ODS_CELL = '<table:table-cell office:value-type="string"><text:p>{}</text:p></table:table-cell>'
@@ -206,6 +215,37 @@ class TestSpreadsheets:
         book.save(tmp_path / "a.xlsx")
         assert read_file(tmp_path / "a.xlsx")["label"][:] == ["x", "x", "y"]
         assert "1 rows are hidden" in capsys.readouterr().out
+
+    def test_a_copy_has_numbers_dates_and_truth_values(self, tmp_path):
+        """They are read as texts, and written as they were, unless they are corrected."""
+        at = datetime(2024, 3, 1, 5, 30)
+        source = openpyxl.Workbook()
+        for row in [
+            ["Export of May"],
+            ["text", "id", "price", "paid", "day", "at", "time", "lasts"],
+            ["007", 7, 3.5, True, at.date(), at, at.time(), timedelta(hours=30)],
+            ["=1", -8, 2.5, False, None, None, None, None],
+        ]:
+            source.active.append(row)
+        source.active["A4"].data_type = "s"
+        source.save(tmp_path / "a.xlsx")
+        table = read_table(tmp_path / "a.xlsx")
+        texts = ["007", "7", "3.5", "True", "2024-03-01", "2024-03-01 05:30:00", "05:30:00"]
+        assert [*table.rows[0].values()][:-1] == texts
+        table.rows[1] |= {"price": "4", "score": 0.5}
+        write_table(tmp_path / "b.xlsx", table.rows, table, ["score"])
+        source.active.delete_rows(1)
+        source.active["C3"].value = "4"
+        source.active["I1"].value, source.active["I3"].value = "score", 0.5
+        source.save(tmp_path / "a.xlsx")
+        assert cells_of(tmp_path / "b.xlsx") == cells_of(tmp_path / "a.xlsx")
+
+    def test_what_other_formats_have_is_written(self, tmp_path):
+        at = datetime(2024, 3, 1, tzinfo=timezone.utc)
+        row = {"at": at, "paid": True, "tags": ["a"], "empty": "", "control": "a\x07"}
+        write_table(tmp_path / "a.xlsx", [row], Table(tmp_path, ".parquet", columns=[*row]), [])
+        [_, written] = openpyxl.load_workbook(tmp_path / "a.xlsx").active.values
+        assert written == ("2024-03-01 00:00:00+00:00", True, '["a"]', None, "a\ufffd")
 
     def test_a_usual_end_of_a_sheet(self, tmp_path):
         path = write_ods(tmp_path / "a.ods", _ODS_EMPTY.format(16_384))
@@ -525,6 +565,13 @@ class TestTags:
     def test_other_forms(self, row, options, tmp_path):
         sentences, _ = read_tagged(write_json(tmp_path / "a.json", [row] * 4), **options)
         assert sentences == [(SENTENCE, IOB2)] * 4
+
+    def test_spans_that_share_a_word(self, tmp_path, capsys):
+        spans = [{**SPAN, "start": start, "end": start + 2} for start in (3, 8)]
+        row = {"text": "IUX94Rgc83 sings", "spans": spans, "answer": "accept"}
+        sentences, _ = read_tagged(write_json(tmp_path / "a.json", [row] * 4))
+        assert sentences == [(["IUX94Rgc83", "sings"], ["B-PER", "O"])] * 4
+        assert "4 spans overlap earlier ones or share a word with one" in capsys.readouterr().out
 
     def test_a_word_per_row(self, tmp_path):
         rows = []

@@ -85,7 +85,7 @@ class TestKindsOfLabels:
         in_unit = {}
         for unit, shift in ((1, 0), (200, 600)):
             folder = tmp_path / str(unit)
-            targets = unit * np.linspace(0, 5, 60) + shift
+            targets = np.round(unit * np.linspace(0, 5, 60) + shift, 2)
             for split in ("train", "test"):
                 write(folder / f"{split}.jsonl", title=texts[0], body=texts[1], score=targets)
             results = classify(encoder, folder, folder / "run", text_columns=["title", "body"],
@@ -98,6 +98,10 @@ class TestKindsOfLabels:
                 assert [results["test"][name] for name in errors] == pytest.approx(
                     expected, rel=1e-4
                 )
+                written = pd.read_csv(folder / "run" / "predictions.csv", dtype=str)
+                assert [*written["label"]] == [*map(str, targets.tolist())]
+                values = np.array([*written["predicted"]], dtype=np.float32)
+                assert [*written["predicted"]] == [*map(str, values)]
         for name in errors:
             assert in_unit[200][name] == pytest.approx(200 * in_unit[1][name], rel=1e-3)
         assert in_unit[200]["spearmanr"] == pytest.approx(in_unit[1]["spearmanr"], abs=0.01)

