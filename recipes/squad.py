@@ -221,7 +221,7 @@ def load_task(
     splits: dict[str, Dataset] = {}
     for name in ("train", "validation"):
         if name in data:
-            splits[name] = read_questions(data[name], name)
+            splits[name] = read_questions(data[name], arguments.title_of(name))
     if saved:
         splits = split_to_score(splits, arguments, saved.results, text_columns=["context"])
     else:

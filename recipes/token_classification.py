@@ -6,7 +6,7 @@ r"""Train a Houlsby adapter, or another --method, to tag words: named entities, 
     accelerate launch recipes/token_classification.py --data conll_folder --method full \
         --learning_rate 3e-5
     # nothing is trained
-    accelerate launch recipes/token_classification.py --data new.conll --evaluate runs/tagging
+    accelerate launch recipes/token_classification.py --data new.conll --evaluate runs/conll_folder
 
 The data have a list of words and a list of tags per sentence, or a text with marked spans, as
 annotation tools export them, or are .conll files: a word and its tags per line and an empty line
@@ -65,7 +65,8 @@ class TaggingArguments(LabelArguments):
 
 
 def main() -> None:
-    command = parse_command(TaggingArguments).for_task("tagging")
+    command = parse_command(TaggingArguments)
+    command = command.for_task(command.arguments.name)
     arguments, training = command.arguments, command.training
     load = check_labels(partial(load_task, arguments, training), command)
     if load is not None:

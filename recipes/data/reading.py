@@ -75,7 +75,8 @@ def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str
         splits = _divide_by_column(splits["train"], arguments.data)
     for split, data in splits.items():
         names = [file.name for file in files.get(split, files.get("train", ()))]
-        log(f"{split}: {len(data):,} rows of {_list(names or [arguments.data])}")
+        title = arguments.title_of(split)
+        log(f"{title}: {len(data):,} rows of {_list(names or [arguments.data])}")
     unused = {*_readable(path, "*")} - {*chain.from_iterable(files.values())}
     if unused and not _is_saved(path):
         log(f"note: not used in {path}: {_list(sorted(file.name for file in unused))}")

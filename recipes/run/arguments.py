@@ -146,6 +146,10 @@ class DataArguments(EncoderArguments):
         has_header = None if self.no_header is None else not self.no_header
         return ReadOptions(self.encoding, has_header)
 
+    def title_of(self, split: str) -> str:
+        """Return what a split is called in messages; an evaluation trains on nothing."""
+        return "data" if split == "train" and self.evaluate is not None else split
+
     @property
     def is_corrected(self) -> bool:
         """Whether the data are a table of label issues that a run has written."""

@@ -274,13 +274,14 @@ def load_task(
     column = _find_label_column(splits["train"], text_columns, arguments, saved)
     labels: dict[str, list[Label]] = {}
     for name, split in splits.items():
+        title = arguments.title_of(name)
         is_labeled = name != "test" or column.is_in(split)
         split = with_strings(split, text_columns)
-        check_columns(split, name, text_columns, column.columns if is_labeled else ())
+        check_columns(split, title, text_columns, column.columns if is_labeled else ())
         if name == "train":
-            split = rows_with_text(split, name, text_columns)
+            split = rows_with_text(split, title, text_columns)
         if is_labeled:
-            split, labels[name] = column.read_rows(split, name)
+            split, labels[name] = column.read_rows(split, title)
         else:
             columns = " and ".join(map(repr, column.columns))
             log(f"test: predicted and not scored, as it has no label in {columns}")
@@ -294,7 +295,7 @@ def load_task(
         # Other columns could have the names of the model's inputs.
         used = [*text_columns, WHERE]
         if name in labels:
-            split = kind.encode(split, labels[name], name)
+            split = kind.encode(split, labels[name], arguments.title_of(name))
             used.append("label")
         splits[name] = split.select_columns(used)
     task = ClassificationTask(

@@ -79,7 +79,7 @@ def data(tmp_path):
 
 def train(encoder, data, output, **flags):
     folders = {"data": data, "model_name": encoder, "output_dir": output}
-    run(token_classification, **folders, max_steps=2, **flags)
+    run(token_classification, **folders, **{"max_steps": 2, **flags})
     return results_of(output)
 
 
@@ -90,7 +90,7 @@ def evaluate(data, trained, output):
 
 class TestRuns:
     def test_the_words_that_the_kept_weights_contradict_are_listed(self, encoder, data, tmp_path):
-        train(encoder, data, tmp_path / "run", learning_rate=1e-2)
+        train(encoder, data, tmp_path / "run", learning_rate=1e-2, max_steps=8)
         issues = pd.read_csv(tmp_path / "run" / "label_issues.csv")
         columns = ["row", "text", "position", "word", "label", "suggestion", "probability"]
         assert list(issues) == columns
