@@ -12,7 +12,7 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from answers import near
-from houlsby_peft import AdapterError, HoulsbyConfig, HubError, StateCache, TaskBank, load
+from houlsby_peft import AdapterError, HoulsbyConfig, HubError, StateCache, TaskBank, ablate, load
 from hub_models import WORDS, make_adapter, make_base
 from model_states import assert_same_tensors, state_of
 from tiny_models import perturb, perturb_adapter, tiny_bert
@@ -271,6 +271,33 @@ def test_kept_states_are_those_of_the_adapter_beneath(common, tmp_path):
             torch.testing.assert_close(model(**BATCH).logits, expected, atol=2e-3, rtol=2e-3)
         cache.close()
     assert len(list((tmp_path / "states").iterdir())) == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["disabled", "ablated", "rows of the base"])
+def test_a_pass_without_it_neither_keeps_states_nor_reads_kept_ones(way, common, tmp_path):
+    model = with_ladder(common[0])
+    expected = model(**BATCH).logits
+
+    def run():
+        if way == "rows of the base":
+            return model(**BATCH, adapter_names=["__base__"] * 3).logits
+        is_disabled = way == "disabled"
+        with model.disable_adapter() if is_disabled else ablate(model, [3], keep_norms=False):
+            return model(**BATCH).logits
+
+    expected_without = run()
+    assert not torch.allclose(expected_without, expected, atol=0.01)
+    cache = StateCache(model, tmp_path)
+    for _ in range(2):
+        assert torch.equal(run(), expected_without)
+    [path] = tmp_path.glob("*.states")
+    assert not path.stat().st_size
+    for _ in range(2):
+        torch.testing.assert_close(model(**BATCH).logits, expected, atol=2e-3, rtol=2e-3)
+    assert path.stat().st_size
+    assert torch.equal(run(), expected_without)
+    cache.close()
 
 
 def test_a_bank_loads_it_once_and_runs_each_group_in_one_pass(tmp_path):
