@@ -9,11 +9,13 @@ transformers' own functions. The base model is never written to.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers.loss.loss_utils import LOSS_MAPPING
 from transformers.utils.generic import ModelOutput
 
@@ -24,25 +26,15 @@ from ..saved.record import AdapterRecord
 from .tasks import task_kind_of_class
 
 
-def hook_loss(model: nn.Module, state: ModelState) -> None:
-    """Let a model with adapters compute the loss of the adapter whose head predicts."""
+def hook_loss(model: nn.Module, state: ModelState) -> Iterator[RemovableHandle]:
+    """Let a model with adapters compute the loss of the adapter whose head predicts, until the
+    hooks are removed.
+    """
     kind = task_kind_of_class(type(model).__name__)
-    if kind is None or not kind.has_labels or "has_hooked_loss" in vars(model):
-        return
-    vars(model)["has_hooked_loss"] = True
-    # A copy of the model gets a copy of these, with its own state.
-    model.register_forward_pre_hook(partial(_take_labels, state), with_kwargs=True)
-    model.register_forward_hook(partial(_add_loss, state, kind.class_suffix))
-
-
-def unhook_loss(model: nn.Module) -> None:
-    """Undo `hook_loss`."""
-    if vars(model).pop("has_hooked_loss", False):
-        for hooks in (model._forward_pre_hooks, model._forward_hooks):
-            for key, hook in list(hooks.items()):
-                if getattr(hook, "func", None) in (_take_labels, _add_loss):
-                    del hooks[key]
-                    model._forward_pre_hooks_with_kwargs.pop(key, None)
+    if kind is not None and kind.has_labels:
+        # A copy of the model gets a copy of these, with its own state.
+        yield model.register_forward_pre_hook(partial(_take_labels, state), with_kwargs=True)
+        yield model.register_forward_hook(partial(_add_loss, state, kind.class_suffix))
 
 
 def _take_labels(

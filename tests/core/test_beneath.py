@@ -220,6 +220,30 @@ def test_a_failed_ladder_leaves_nothing_of_the_adapter(common, monkeypatch):
     assert state_of(model) == untouched
 
 
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
+def test_a_ladder_that_cannot_be_replaced_stays_with_the_adapter(common, monkeypatch):
+    model = with_ladder(common[0])
+    untouched, expected = state_of(model), model(**BATCH).logits
+    monkeypatch.setattr("houlsby_peft.model.start_heads", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        get_peft_model(model.get_base_model(), ladder_on(common[1]))
+    assert state_of(model) == untouched
+    assert torch.equal(model(**BATCH).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Adapter ladder was active", "ignore:Already found")
+def test_transformers_deletes_it_with_the_ladder(common):
+    model = tiny_bert()
+    model.add_adapter(HoulsbyConfig(r=4), "other")
+    untouched = state_of(model)
+    model.add_adapter(ladder_on(common[0]), "ladder")
+    assert "beneath_" in str(state_of(model)["weights"].keys())
+    model.delete_adapter("ladder")
+    model.set_adapter("other")
+    assert not any("beneath_" in name for name in model.state_dict())
+    assert state_of(model)["hooks"] == untouched["hooks"]
+
+
 def test_what_cannot_lie_beneath_is_refused(common, tmp_path):
     with pytest.raises(ValueError, match="only a ladder"):
         HoulsbyConfig(beneath=common[0])
