@@ -258,7 +258,8 @@ class HoulsbyModel(BaseTuner):
     def _connect(self, layer: HoulsbyLayer, place: Place) -> None:
         """Let the bottlenecks of a layer read the residual input, and the norm after the sum."""
         parent, _, norm = (place.norm or "").rpartition(".")
-        layer.skip = SkipConnection(self.model.get_submodule(parent) if norm else None, norm)
+        module = self.model.get_submodule(parent) if norm else None
+        layer.skip = SkipConnection(self._state, module, norm)
         self._wrap_entry(str(place.entry)).residual_users.append(layer)
 
     def _connect_rungs(self, layer: HoulsbyLayer, place: Place) -> None:

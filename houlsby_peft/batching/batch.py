@@ -15,7 +15,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..heads.head import HoulsbyHead
-from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
+from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, activate, batch_of
 from .fan_out import FanOut
 from .heads import head_key, head_of_rows, saves_starts
 from .parts import (
@@ -194,7 +194,7 @@ def run_mixed_batch(
             f"{', '.join(adapters)}; rows of the base model are named {BASE!r}."
         )
     batch = MixedBatch(names, fan_out)
-    with finder.activate(batch), ExitStack() as stack:
+    with activate(finder.batches, batch), ExitStack() as stack:
         batch.find_rows(finder, args, kwargs)
         if fan_out is not None:
             stack.enter_context(fan_out.attach(finder.model, batch, finder.batches))

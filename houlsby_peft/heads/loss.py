@@ -20,7 +20,6 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 from transformers.utils.generic import ModelOutput
 
 from ..config import HoulsbyConfig
-from ..method.residual import thread
 from ..method.tuner_layer import ModelState, batch_of
 from ..saved.record import AdapterRecord
 from .tasks import task_kind_of_class
@@ -42,14 +41,14 @@ def _take_labels(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Take the labels out of the arguments, if an adapter's head predicts."""
     if state.labels:
-        state.labels.pop(thread(), None)  # of a pass that has failed
+        state.labels.pop(state.thread, None)  # of a pass that has failed
     labels = kwargs.get("labels")
     if labels is None:
         return None
     name = _find_predicting(state)
     if name is None or not isinstance(model.peft_config.get(name), HoulsbyConfig):
         return None
-    state.labels[thread()] = name, labels
+    state.labels[state.thread] = name, labels
     return args, {**kwargs, "labels": None}
 
 
@@ -85,7 +84,7 @@ def _add_loss(
     """Put the loss before the other outputs, where transformers has it."""
     if not state.labels:
         return output
-    taken = state.labels.pop(thread(), None)
+    taken = state.labels.pop(state.thread, None)
     if taken is None:
         return output
     name, labels = taken

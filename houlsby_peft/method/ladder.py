@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from ..config import PAPER_INIT_STD, HoulsbyConfig
 from ..errors import AdapterError
 from .bottleneck import draw, to_weight
-from .residual import thread
+from .tuner_layer import ModelState
 
 
 # The width of an attention head, where it divides the ladder's width.
@@ -208,6 +208,7 @@ class Rungs:
         self._encoder = encoder
         self._first_layer = first_layer
         self._end = end
+        self._state: ModelState = end.state
         self._hook: RemovableHandle | None = None
         # Whether the encoder would be in training mode without ladders.
         self._is_training = encoder.training
@@ -253,7 +254,7 @@ class Rungs:
 
     def enter(self, index: int, hidden: torch.Tensor) -> None:
         """Keep what enters a layer of the encoder."""
-        self._states.setdefault(thread(), {})[index] = hidden.detach()
+        self._states.setdefault(self._state.thread, {})[index] = hidden.detach()
 
     def _enter_mask(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep which tokens are no padding: those that any token attends to in the first layer.
@@ -277,20 +278,20 @@ class Rungs:
             mask = mask > _LEAST_ADDED if is_added else mask != 0
             while mask.dim() > 2:
                 mask = mask.any(1)
-        self._masks[thread()] = mask
+        self._masks[self._state.thread] = mask
 
     def leave(self) -> Readings:
         """Return what has been read, and release it."""
         states = {}
-        for index, state in self._states.pop(thread(), {}).items():
+        for index, state in self._states.pop(self._state.thread, {}).items():
             wide = state.to(torch.promote_types(state.dtype, torch.float32))
             states[index] = F.layer_norm(wide, wide.shape[-1:])
-        if thread() not in self._masks:
+        if self._state.thread not in self._masks:
             raise AdapterError(
                 "A ladder must be told which tokens are padding, by the encoder's first layer, "
                 "which has not run. Call the model as a whole."
             )
-        mask = self._masks.pop(thread())
+        mask = self._masks.pop(self._state.thread)
         return Readings(states, None if mask is None else mask[:, None, None, :])
 
 

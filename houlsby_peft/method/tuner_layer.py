@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, Protocol
@@ -60,6 +61,15 @@ class ModelState:
         self.hooks: list[RemovableHandle] = []
         self.slots: list[Any] = []
 
+    @property
+    def thread(self) -> int:
+        """The number of this thread.
+
+        While a graph is captured, it is 0, because the number cannot be part of the graph. A mixed
+        batch is no whole graph: some of its functions are in one, and others are not.
+        """
+        return 0 if torch.compiler.is_compiling() and not self.batches else get_ident()
+
     def unhook(self) -> None:
         """Take the hooks off the base model."""
         for hook in self.hooks:
@@ -92,6 +102,21 @@ def record_of(model: nn.Module, adapter_name: str) -> AdapterRecord:
 def batch_of(batches: Mapping[int, Batch]) -> Batch | None:
     """Return the mixed batch that this thread runs through a model; None in other passes."""
     return batches.get(get_ident()) if batches else None
+
+
+@contextmanager
+def activate(batches: dict[int, Batch], batch: Batch) -> Iterator[None]:
+    """Within this context, let the layers of a model compute a batch in this thread."""
+    thread = get_ident()
+    outer_batch = batches.get(thread)
+    batches[thread] = batch
+    try:
+        yield
+    finally:
+        if outer_batch is None:
+            del batches[thread]
+        else:
+            batches[thread] = outer_batch
 
 
 class KeepsFrozen(nn.Module):
