@@ -278,6 +278,8 @@ def test_a_ladder_needs_an_encoder_that_it_can_read():
     theirs = from_repository(transformers.BertConfig(**SIZES))
     with pytest.raises(ValueError, match="without trust_remote_code"):
         get_peft_model(theirs, HoulsbyConfig(kind="ladder"))
+    with pytest.raises(ValueError, match="chunk_size_feed_forward=0"):
+        get_peft_model(tiny_bert(chunk_size_feed_forward=2), HoulsbyConfig(kind="ladder"))
     with pytest.raises(ValueError, match="is known for the model_types"):
         get_peft_model(encoder("ConvBert", "Model"), HoulsbyConfig(kind="ladder"))
 
