@@ -210,14 +210,13 @@ class Rungs:
         self._end = end
         self._state: ModelState = end.state
         self._hook: RemovableHandle | None = None
-        # Whether the encoder would be in training mode without ladders.
-        self._is_training = encoder.training
         self._states: dict[int, dict[int, torch.Tensor]] = {}
         self._masks: dict[int, torch.Tensor | None] = {}
 
     def hold(self) -> None:
         """Follow the encoder until `release`, and the adapters that are active now."""
         if self._hook is None:
+            # Whether it would be in training mode without ladders.
             self._is_training = self._encoder.training
             self._encoder.train = self._train  # type: ignore[method-assign]
             self._hook = self._first_layer.register_forward_pre_hook(
