@@ -10,21 +10,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from .config import HoulsbyConfig
 from .errors import AdapterError, HubError
 from .heads.head import HoulsbyHead
-from .method.layer import HoulsbyLayer, HoulsbyLayerNorm
 from .method.modules import is_inside
-from .method.tuner_layer import HoulsbyTunerLayer, state_of
+from .method.tuner_layer import HoulsbyTunerLayer
 from .placement.plan import Plan
 from .saved.adapter import SavedAdapter
-from .saved.record import BENEATH
 from .saved.weights import FILE_PREFIX, translate
 
 
@@ -123,18 +119,3 @@ def start_heads(plan: Plan, adapter_name: str, saved: SavedAdapter) -> None:
                 weights[part] = weight
         if weights:
             own.load_state_dict(weights)
-
-
-def release_beneath(model: nn.Module) -> None:
-    """Take out of a model the adapters beneath which there is no ladder any more."""
-    used = {record.beneath_name for record in state_of(model).records.values()}
-    for module in model.modules():
-        mappings: list[Mapping[str, Any]] = []
-        if isinstance(module, HoulsbyLayer):
-            mappings = [module.houlsby_adapter, module.houlsby_owner]  # type: ignore[list-item]
-        elif isinstance(module, HoulsbyLayerNorm):
-            mappings = [module.houlsby_norm]  # type: ignore[list-item]
-        for mapping in mappings:
-            for name in list(mapping):
-                if name.startswith(BENEATH) and name not in used:
-                    del mapping[name]  # type: ignore[attr-defined]

@@ -16,15 +16,15 @@ from torch import nn
 
 from .batching.batch import MixedBatch, hook_other_wrappers, run_mixed_batch
 from .batching.rows import RowFinder
-from .beneath import add_beneath, describe, open_beneath, release_beneath, start_heads
+from .beneath import add_beneath, describe, open_beneath, start_heads
 from .config import HoulsbyConfig
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
-from .heads.loss import hook_loss, unhook_loss
+from .heads.loss import hook_loss
 from .heads.tasks import label_facts
-from .method.ladder import Rungs, hold_encoder, release_encoders
+from .method.ladder import Rungs
 from .method.layer import HoulsbyLayer, HoulsbyLayerNorm
-from .method.modules import hold_batch_norms, release_batch_norms
+from .method.modules import hold_batch_norms, wrapped_modules
 from .method.residual import SkipConnection
 from .method.tuner_layer import HoulsbyTunerLayer, batch_of, state_of
 from .placement.plan import Plan
@@ -128,8 +128,13 @@ class HoulsbyModel(BaseTuner):
             if beneath is not None:
                 start_heads(plan, adapter_name, beneath)
         hook_other_wrappers(model, self._state.batches)
-        hold_batch_norms(model)
-        hook_loss(model, self._state)
+        self._hook()
+
+    def _hook(self) -> None:
+        """Hook what all adapters need on the base model, unless an earlier adapter has done it."""
+        if not self._state.hooks:
+            self._state.hooks += hold_batch_norms(self.model)
+            self._state.hooks += hook_loss(self.model, self._state)
 
     def _train_what_peft_leaves(self, plan: Plan, adapter_name: str) -> None:
         """Train or freeze the heads of which PEFT does not know, and train the tokens of an adapter
@@ -195,24 +200,18 @@ class HoulsbyModel(BaseTuner):
         """Remove the last added adapter, and undo all that it has changed."""
         super().delete_adapter(adapter_name)
         self._before.restore(self.model)
-        release_beneath(self.model)
+        if self._state.records:
+            self._hook()
         if not self.peft_config:
-            release_batch_norms(self.model)
-            release_encoders(self.model)
-            unhook_loss(self.model)
             vars(self.model).pop("peft_config", None)
-
-    def delete_adapter(self, adapter_name: str) -> None:
-        """Delete an adapter, and the one beneath it if no other ladder is on it."""
-        super().delete_adapter(adapter_name)
-        release_beneath(self.model)
 
     def unload(self) -> nn.Module:
         """Restore the base model bit for bit, and return it."""
+        for _, layer in wrapped_modules(self.model):
+            if isinstance(layer, HoulsbyLayer) and layer.rungs is not None:
+                layer.rungs.release()
+        self._state.unhook()
         base: nn.Module = super().unload()
-        release_batch_norms(base)
-        release_encoders(base)
-        unhook_loss(base)
         return base
 
     def _prepare_adapter_config(  # type: ignore[override]
@@ -259,15 +258,15 @@ class HoulsbyModel(BaseTuner):
     def _connect(self, layer: HoulsbyLayer, place: Place) -> None:
         """Let the bottlenecks of a layer read the residual input, and the norm after the sum."""
         parent, _, norm = (place.norm or "").rpartition(".")
-        layer.skip = SkipConnection(self.model.get_submodule(parent) if norm else None, norm)
+        module = self.model.get_submodule(parent) if norm else None
+        layer.skip = SkipConnection(self._state, module, norm)
         self._wrap_entry(str(place.entry)).residual_users.append(layer)
 
     def _connect_rungs(self, layer: HoulsbyLayer, place: Place) -> None:
         """Let the ladders of a layer read what enters the layers of the encoder, and its mask."""
         if layer.rungs is None:
-            layer.rungs = Rungs()
             first_layer = self.model.get_submodule(full_name(place.stack, 0))
-            hold_encoder(self._plan.encoder_around(place), first_layer, layer)
+            layer.rungs = Rungs(self._plan.encoder_around(place), first_layer, layer)
         for index, key in place.rungs.items():
             entry = self._wrap_entry(key)
             entry.rung = index

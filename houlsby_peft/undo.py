@@ -40,16 +40,17 @@ def take_modules(model: nn.Module, adapter_name: str) -> None:
 class Snapshot:
     """A model before an adapter is added: its wrappers, and which weights and adapters are active.
 
-    An earlier adapter of the same name, which will be replaced, is kept.
+    An earlier adapter of the same name, which will be replaced, is kept with the one beneath it.
     """
 
     def __init__(
         self, model: nn.Module, adapter_name: str, records: dict[str, AdapterRecord]
     ) -> None:
-        self._adapter_name = adapter_name
-        self._earlier = parts_of(model, adapter_name)
+        self._earlier: dict[str, list[tuple[Any, Any]]] = {}
         if adapter_name in records:
-            self._earlier.append((records, records[adapter_name]))
+            record = records[adapter_name]
+            self._earlier[record.beneath_name] = parts_of(model, record.beneath_name)
+            self._earlier[adapter_name] = [(records, record), *parts_of(model, adapter_name)]
         self._trained = {weight for weight in model.parameters() if weight.requires_grad}
         # The active adapters of each wrapper.
         self._active: dict[nn.Module, list[str]] = {}
@@ -79,8 +80,9 @@ class Snapshot:
                 wrapper.residual_users = [layer for layer in users if layer in self._active]
 
     def _put_back_parts(self, model: nn.Module) -> None:
-        for mapping, part in self._earlier:
-            mapping[self._adapter_name] = part
+        for name, parts in self._earlier.items():
+            for mapping, part in parts:
+                mapping[name] = part
         for module in model.modules():
             # Such a wrapper also has a set of names, without which it activates no adapter.
             if isinstance(module, ModulesToSaveWrapper):

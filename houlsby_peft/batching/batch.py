@@ -15,9 +15,9 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..heads.head import HoulsbyHead
-from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, batch_of
+from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, activate, batch_of
 from .fan_out import FanOut
-from .heads import head_key, head_of_rows, saves_starts
+from .heads import head_key, head_of_rows
 from .parts import (
     Part,
     common_adapter,
@@ -30,7 +30,7 @@ from .parts import (
 )
 from .rows import RowFinder, Rows
 from .slots import Slots
-from .stack import ChoiceOfTensor
+from .stack import ChoiceOfTensor, saves_starts
 
 
 class MixedBatch:
@@ -132,12 +132,7 @@ class MixedBatch:
         args = select_rows(args, part.index, rows)
         kwargs = select_rows(kwargs, part.index, rows) if kwargs else kwargs
         outer = self.names, self.only_name, self.rows
-        is_single = len(set(part.names)) == 1
-        self.names, self.only_name, self.rows = (
-            part.names,
-            part.names[0] if is_single else None,
-            None,
-        )
+        self.names, self.only_name, self.rows = part.names, only_name_of(part.names), None
         try:
             if part.slots is not None:
                 return part.slots.run(layer, part.choice, *args, **kwargs)
@@ -194,7 +189,7 @@ def run_mixed_batch(
             f"{', '.join(adapters)}; rows of the base model are named {BASE!r}."
         )
     batch = MixedBatch(names, fan_out)
-    with finder.activate(batch), ExitStack() as stack:
+    with activate(finder.batches, batch), ExitStack() as stack:
         batch.find_rows(finder, args, kwargs)
         if fan_out is not None:
             stack.enter_context(fan_out.attach(finder.model, batch, finder.batches))

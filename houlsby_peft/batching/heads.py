@@ -18,11 +18,6 @@ from ..method.tuner_layer import HoulsbyTunerLayer
 from .stack import Choice, LinearOfRows
 
 
-def saves_starts(device: torch.device) -> bool:
-    """Return whether few operations are better on a device than few copies of weights."""
-    return device.type != "cpu"
-
-
 def head_key(head: nn.Module) -> tuple[object, ...] | None:
     """Return what heads have in common that differ in the values of their linear layers alone; None
     for a head with other weights.

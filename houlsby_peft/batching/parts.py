@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -34,11 +33,6 @@ class Part:
     index: slice | torch.Tensor | None
     slots: Slots | None = None
     choice: Choice | None = None
-
-    @cached_property
-    def only_name(self) -> str | None:
-        """The adapter of all rows, if they have the same."""
-        return only_name_of(self.names)
 
 
 def only_name_of(names: Sequence[str]) -> str | None:

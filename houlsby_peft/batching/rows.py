@@ -10,12 +10,10 @@ and where images come with texts, rows with different adapters are refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from threading import get_ident
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,7 +21,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..errors import AdapterError
-from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer
+from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, activate
 from .parts import first_tensor, run_adapter, select_rows
 
 
@@ -118,20 +116,7 @@ class RowFinder:
                 names[module] = name
         return names
 
-    @contextmanager
-    def activate(self, batch: Batch) -> Iterator[None]:
-        """Within this context, let the layers compute a batch in this thread."""
-        thread = get_ident()
-        outer_batch = self.batches.get(thread)
-        self.batches[thread] = batch
-        try:
-            yield
-        finally:
-            if outer_batch is None:
-                del self.batches[thread]
-            else:
-                self.batches[thread] = outer_batch
-
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def find(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rows:
         """Return the rows of a forward pass or generation.
 
@@ -238,7 +223,7 @@ class RowFinder:
         """Run the base model on these of the rows, and return what reaches the changed modules."""
         trial = _Trial()
         args, inputs = select_rows((args, inputs), torch.tensor(rows), number)
-        with torch.no_grad(), self.activate(trial):
+        with torch.no_grad(), activate(self.batches, trial):
             self.model(*args, **inputs)
         return trial.calls
 

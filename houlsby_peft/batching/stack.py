@@ -29,15 +29,17 @@ from ..method.bottleneck import Bottleneck
 _WEIGHTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias")
 
 
+def saves_starts(device: torch.device) -> bool:
+    """Return whether few operations are better on a device than few copies of weights."""
+    return device.type != "cpu"
+
+
 class Choice:
     """The number of each row's adapter in a stack."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = tuple(numbers)
         self._indices: dict[torch.device, torch.Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     @cached_property
     def runs(self) -> list[tuple[int, int]]:
@@ -88,9 +90,6 @@ class ChoiceOfTensor(Choice):
     def runs(self) -> list[tuple[int, int]]:
         return find_runs(self._index.tolist())
 
-    def __len__(self) -> int:
-        return len(self._index)
-
     def take(self, values: torch.Tensor) -> torch.Tensor:
         return values.index_select(0, self._index)
 
@@ -132,7 +131,7 @@ class Stack:
             choice: The bottleneck of each row.
         """
         if self._needs_no_gradient(hidden, read):
-            if hidden.device.type == "cpu":
+            if not saves_starts(hidden.device):
                 return self._run_bottleneck_in_turn(hidden, read, choice)
             if read is hidden and self._is_operation():
                 weights = [self.weights[name] for name in _WEIGHTS]
@@ -180,7 +179,7 @@ class Stack:
             choice: The norm of each row.
         """
         if isinstance(self.module, nn.LayerNorm) and self._needs_no_gradient(hidden):
-            if hidden.device.type == "cpu":
+            if not saves_starts(hidden.device):
                 return self._run_norm_in_turn(hidden, choice)
             weight, bias = self.weights["weight"], self.weights.get("bias")
             index = choice.index(hidden.device)

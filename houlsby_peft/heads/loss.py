@@ -10,42 +10,34 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers.loss.loss_utils import LOSS_MAPPING
 from transformers.utils.generic import ModelOutput
 
 from ..config import HoulsbyConfig
-from ..method.residual import thread
 from ..method.tuner_layer import ModelState, batch_of
 from ..saved.record import AdapterRecord
 from .tasks import task_kind_of_class
 
 
-def hook_loss(model: nn.Module, state: ModelState) -> None:
-    """Let a model with adapters compute the loss of the adapter whose head predicts."""
+def hook_loss(model: nn.Module, state: ModelState) -> Iterator[RemovableHandle]:
+    """Let a model with adapters compute the loss of the adapter whose head predicts, until the
+    hooks are removed.
+    """
     kind = task_kind_of_class(type(model).__name__)
-    if kind is None or not kind.has_labels or "has_hooked_loss" in vars(model):
-        return
-    vars(model)["has_hooked_loss"] = True
-    names = [*inspect.signature(model.forward).parameters]
-    position = names.index("labels") if "labels" in names else len(names)
-    # A copy of the model gets a copy of these, with its own state.
-    model.register_forward_pre_hook(partial(_take_labels, state, position), with_kwargs=True)
-    model.register_forward_hook(partial(_add_loss, state, kind.class_suffix))
-
-
-def unhook_loss(model: nn.Module) -> None:
-    """Undo `hook_loss`."""
-    if vars(model).pop("has_hooked_loss", False):
-        for hooks in (model._forward_pre_hooks, model._forward_hooks):
-            for key, hook in list(hooks.items()):
-                if getattr(hook, "func", None) in (_take_labels, _add_loss):
-                    del hooks[key]
-                    model._forward_pre_hooks_with_kwargs.pop(key, None)
+    if kind is not None and kind.has_labels:
+        names = [*inspect.signature(model.forward).parameters]
+        position = names.index("labels") if "labels" in names else len(names)
+        # A copy of the model gets a copy of these, with its own state.
+        take = partial(_take_labels, state, position)
+        yield model.register_forward_pre_hook(take, with_kwargs=True)
+        yield model.register_forward_hook(partial(_add_loss, state, kind.class_suffix))
 
 
 def _take_labels(
@@ -59,14 +51,14 @@ def _take_labels(
         model, args, kwargs: The model, and what it is called with.
     """
     if state.labels:
-        state.labels.pop(thread(), None)  # of a pass that has failed
+        state.labels.pop(state.thread, None)  # of a pass that has failed
     labels = args[position] if len(args) > position else kwargs.get("labels")
     if labels is None:
         return None
     name = _find_predicting(state)
     if name is None or not isinstance(model.peft_config.get(name), HoulsbyConfig):
         return None
-    state.labels[thread()] = name, labels
+    state.labels[state.thread] = name, labels
     if len(args) > position:
         return (*args[:position], None, *args[position + 1 :]), kwargs
     return args, {**kwargs, "labels": None}
@@ -104,7 +96,7 @@ def _add_loss(
     """Put the loss before the other outputs, where transformers has it."""
     if not state.labels:
         return output
-    taken = state.labels.pop(thread(), None)
+    taken = state.labels.pop(state.thread, None)
     if taken is None:
         return output
     name, labels = taken

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 from transformers.activations import ACT2FN
 
 from ..config import PAPER_INIT_STD, HoulsbyConfig
 from ..errors import AdapterError
 from .bottleneck import draw, to_weight
-from .residual import thread
+from .tuner_layer import ModelState
 
 
 # The width of an attention head, where it divides the ladder's width.
@@ -193,43 +193,104 @@ class Readings:
 
 
 class Rungs:
-    """What the layers of an encoder have read in a pass, for the ladders at its end, by thread."""
+    """What the layers of an encoder have read in a pass, for the ladders at its end, by thread.
 
-    def __init__(self) -> None:
+    While there are ladders, the encoder's first layer tells the mask, and the encoder trains
+    without dropout if ladders alone are active: its dropout would only blur what they read.
+
+    Args:
+        encoder: The encoder.
+        first_layer: The first of its layers. It is called in every pass, whoever calls the encoder.
+        end: The `HoulsbyLayer` at its end, where the ladders are.
+    """
+
+    def __init__(self, encoder: nn.Module, first_layer: nn.Module, end: Any) -> None:
+        self._encoder = encoder
+        self._first_layer = first_layer
+        self._end = end
+        self._state: ModelState = end.state
+        self._hook: RemovableHandle | None = None
         self._states: dict[int, dict[int, torch.Tensor]] = {}
         self._masks: dict[int, torch.Tensor | None] = {}
 
+    def hold(self) -> None:
+        """Follow the encoder until `release`, and the adapters that are active now."""
+        if self._hook is None:
+            # Whether it would be in training mode without ladders.
+            self._is_training = self._encoder.training
+            self._encoder.train = self._train  # type: ignore[method-assign]
+            self._hook = self._first_layer.register_forward_pre_hook(
+                self._enter_mask, with_kwargs=True
+            )
+        names = self._end.active_adapters
+        has_ladders_alone = names and all(name in self._end.houlsby_ladder for name in names)
+        self._set_mode(self._is_training and not has_ladders_alone)
+
+    def release(self) -> None:
+        """Leave the encoder to itself."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            del self._encoder.train
+            self._set_mode(self._is_training)
+
+    def _train(self, mode: bool = True) -> nn.Module:
+        """Set the training mode in place of the encoder."""
+        self._is_training = mode
+        type(self._encoder).train(self._encoder, mode)
+        self.hold()
+        return self._encoder
+
+    def _set_mode(self, mode: bool) -> None:
+        """Set whether the encoder trains, but for the ladders in it."""
+        if self._encoder.training == mode:  # its parts may have modes of their own
+            return
+        ladders = self._end.houlsby_ladder.values()
+        modes = [ladder.training for ladder in ladders]
+        type(self._encoder).train(self._encoder, mode)
+        for ladder, mode_of_ladder in zip(ladders, modes, strict=True):
+            ladder.train(mode_of_ladder)
+
     def enter(self, index: int, hidden: torch.Tensor) -> None:
         """Keep what enters a layer of the encoder."""
-        self._states.setdefault(thread(), {})[index] = hidden.detach()
+        self._states.setdefault(self._state.thread, {})[index] = hidden.detach()
 
-    def enter_mask(self, mask: torch.Tensor | None) -> None:
+    def _enter_mask(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep which tokens are no padding: those that any token attends to in the first layer.
 
-        Args:
-            mask: The mask of this layer: None, `(rows, tokens)`, or `(rows, heads, tokens, tokens)`
-                with 1 in place of what is the same for all. What is added to the attention's scores
-                is 0 for a token that counts, and other masks are 0 for one that does not.
+        Its mask is None, `(rows, tokens)`, or `(rows, heads, tokens, tokens)` with 1 in place of
+        what is the same for all. What is added to the attention's scores is 0 for a token that
+        counts, and other masks are 0 for one that does not.
         """
+        if self._end.disable_adapters or not self._end.active_ladders():
+            return
+        if layer.training and getattr(layer, "gradient_checkpointing", False):
+            raise AdapterError(
+                "With gradient checkpointing, a ladder cannot be active together with adapters of "
+                "other kinds: the backward pass computes the encoder's last layer again, without "
+                "what the ladder has read. Activate one of them, or train without checkpointing."
+            )
+        # Where it has no name, it follows the hidden states.
+        mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
         if mask is not None:
             is_added = mask.is_floating_point() and mask.dim() > 2
             mask = mask > _LEAST_ADDED if is_added else mask != 0
             while mask.dim() > 2:
                 mask = mask.any(1)
-        self._masks[thread()] = mask
+        self._masks[self._state.thread] = mask
 
     def leave(self) -> Readings:
         """Return what has been read, and release it."""
         states = {}
-        for index, state in self._states.pop(thread(), {}).items():
+        for index, state in self._states.pop(self._state.thread, {}).items():
             wide = state.to(torch.promote_types(state.dtype, torch.float32))
             states[index] = F.layer_norm(wide, wide.shape[-1:])
-        if thread() not in self._masks:
+        if self._state.thread not in self._masks:
             raise AdapterError(
                 "A ladder must be told which tokens are padding, by the encoder's first layer, "
                 "which has not run. Call the model as a whole."
             )
-        mask = self._masks.pop(thread())
+        mask = self._masks.pop(self._state.thread)
         return Readings(states, None if mask is None else mask[:, None, None, :])
 
 
@@ -258,43 +319,3 @@ def add_branches(
         sources += rows
     total = torch.cat(branches).to(hidden)
     return hidden.index_add(0, torch.tensor(sources, device=hidden.device), total)
-
-
-def hold_encoder(encoder: nn.Module, first_layer: nn.Module, end: Any) -> None:
-    """Until `release_encoders`, let an encoder train without dropout if ladders alone are active,
-    and its first layer tell the mask.
-
-    Args:
-        encoder: The encoder.
-        first_layer: The first of its layers. It is called in every pass, whoever calls the encoder.
-        end: The `HoulsbyLayer` at its end, where the ladders are.
-    """
-    encoder.train = partial(_train, encoder, end)  # type: ignore[method-assign]
-    first_layer.register_forward_pre_hook(partial(_tell_mask, end.rungs), with_kwargs=True)
-
-
-def _train(encoder: nn.Module, end: Any, mode: bool = True) -> nn.Module:
-    """Set whether an encoder trains. Its dropout would only blur what ladders read."""
-    names = end.active_adapters
-    has_ladders_alone = names and all(name in end.houlsby_ladder for name in names)
-    type(encoder).train(encoder, mode and not has_ladders_alone)
-    for ladder in end.houlsby_ladder.values():
-        ladder.train(mode)
-    return encoder
-
-
-def _tell_mask(rungs: Rungs, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # Where it has no name, it follows the hidden states.
-    rungs.enter_mask(args[1] if len(args) > 1 else kwargs.get("attention_mask"))
-
-
-def release_encoders(model: nn.Module) -> None:
-    """Undo `hold_encoder`."""
-    for module in model.modules():
-        train = vars(module).get("train")
-        if isinstance(train, partial) and train.func is _train:
-            del module.train
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, partial) and hook.func is _tell_mask:
-                del module._forward_pre_hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)

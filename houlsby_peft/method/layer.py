@@ -68,6 +68,18 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         """Give an adapter the bottleneck that another layer owns."""
         self.houlsby_owner[adapter_name] = owner
 
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        """Set the active adapters of this layer, and whether the encoder needs its dropout."""
+        super().set_adapter(adapter_names, inference_mode)
+        if self.rungs is not None and self.houlsby_ladder:
+            self.rungs.hold()
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter, and release the encoder with the last ladder."""
+        super().delete_adapter(adapter_name)
+        if self.rungs is not None and not self.houlsby_ladder:
+            self.rungs.release()
+
     def module_of(self, adapter_name: str) -> Any:
         """Return the bottleneck that an adapter applies here, owned, shared or that of the adapter
         beneath it; None without one.
@@ -102,7 +114,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
     def hear(self, rung: int | None, hidden: torch.Tensor) -> None:
         """Keep what has entered another layer, for the bottlenecks or ladders here that read it."""
         if self.rungs is not None and rung is not None:
-            if self._active_ladders():
+            if self.active_ladders():
                 self.rungs.enter(rung, hidden)
         elif self.skip is not None:
             self.skip.enter(hidden)
@@ -134,7 +146,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
             hidden = hidden.movedim(-1, self.channel_dim)
         return hidden
 
-    def _active_ladders(self) -> dict[str, nn.Module]:
+    def active_ladders(self) -> dict[str, nn.Module]:
         """Return the ladders here of the active adapters or, in a mixed batch, of its rows."""
         batch = batch_of(self.state.batches)
         names = self.active_adapters if batch is None else dict.fromkeys(batch.names)
@@ -142,11 +154,12 @@ class HoulsbyLayer(HoulsbyTunerLayer):
 
     def _climb(self, rungs: Rungs, hidden: torch.Tensor) -> torch.Tensor:
         """Add the branches of the active ladders, or in a mixed batch of those of its rows."""
-        readings, ladders = rungs.leave(), self._active_ladders()
+        ladders = self.active_ladders()
+        if not ladders:
+            return hidden
+        readings = rungs.leave()
         batch: Any = batch_of(self.state.batches)
         if batch is not None and (len(set(batch.names)) > 1 or not readings.have(len(hidden))):
-            if not ladders:
-                return hidden
             return add_branches(hidden, ladders, batch.names, readings, batch.fan_out)
         for ladder in ladders.values():
             hidden = hidden + ladder(readings).to(hidden)

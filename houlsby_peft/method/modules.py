@@ -14,6 +14,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from peft.utils.integrations import gather_params_ctx
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 _WRAPPERS = (BaseTunerLayer, AuxiliaryTrainingWrapper)
@@ -113,7 +114,9 @@ def copy_of(module: nn.Module) -> nn.Module:
     for part in copied.modules():
         for name in _HOOK_ATTRIBUTES:
             part.__dict__.pop(name, None)
-    release_batch_norms(copied)
+        for key, hook in list(part._forward_pre_hooks.items()):
+            if hook is _evaluate:
+                del part._forward_pre_hooks[key]
     return copied
 
 
@@ -143,23 +146,15 @@ def _plain_attributes(module: nn.Module) -> Iterator[torch.Tensor]:
                 yield value
 
 
-def hold_batch_norms(model: nn.Module) -> None:
-    """Let the batch norms of a frozen base model use their running statistics in training.
+def hold_batch_norms(model: nn.Module) -> Iterator[RemovableHandle]:
+    """Let the batch norms of a frozen base model use their running statistics in training, until
+    the hooks are removed.
 
     The statistics would otherwise follow the adapter's data, and are not saved with it.
     """
     for _, module in base_modules(model):
-        is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        if is_batch_norm and _evaluate not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(_evaluate)
-
-
-def release_batch_norms(model: nn.Module) -> None:
-    """Undo `hold_batch_norms`."""
-    for module in model.modules():
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if hook is _evaluate:
-                del module._forward_pre_hooks[key]
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            yield module.register_forward_pre_hook(_evaluate)
 
 
 def _evaluate(module: nn.Module, args: Any) -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from threading import get_ident
-
 import torch
 from torch import nn
 
 from ..errors import AdapterError
+from .tuner_layer import ModelState
 
 
 class SkipConnection:
     """The skip connection around a sub-layer: its residual input x meets the output h in h + x.
 
     Args:
+        state: What all layers of the model share.
         parent: The module that holds the norm of h + x in a post-LN model. None: a pre-LN model,
             which does not normalize this sum.
         norm: The norm's name in `parent`.
     """
 
-    def __init__(self, parent: nn.Module | None = None, norm: str = "") -> None:
+    def __init__(self, state: ModelState, parent: nn.Module | None = None, norm: str = "") -> None:
+        self._state = state
         self._parent = parent
         self._norm = norm
         # By thread, because several threads may run the model at a time.
@@ -27,11 +28,11 @@ class SkipConnection:
 
     def enter(self, residual: torch.Tensor) -> None:
         """Keep x for the sub-layer that this thread runs next."""
-        self._inputs[thread()] = residual
+        self._inputs[self._state.thread] = residual
 
     def leave(self) -> torch.Tensor | None:
         """Return x at the end of the sub-layer, and release it."""
-        return self._inputs.pop(thread(), None)
+        return self._inputs.pop(self._state.thread, None)
 
     def read(self, kind: str, hidden: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Return what the branch of a bottleneck is computed from, `(..., d)`.
@@ -64,9 +65,3 @@ class SkipConnection:
         device = None if norm.weight.is_meta else norm.weight.device
         normalized: torch.Tensor = norm(total.to(device))
         return normalized.to(total.device)
-
-
-def thread() -> int:
-    """Return the number of this thread."""
-    # While a graph is captured, there is one thread, whose number cannot be part of the graph.
-    return 0 if torch.compiler.is_compiling() else get_ident()

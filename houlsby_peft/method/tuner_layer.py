@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, Protocol
@@ -10,9 +11,10 @@ from typing import Any, Protocol
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer, _get_in_out_features
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
-from ..saved.record import AdapterRecord
+from ..saved.record import BENEATH, AdapterRecord
 from .modules import device_of, dtype_of, hidden_states_of
 
 
@@ -47,6 +49,7 @@ class ModelState:
         labels: The labels that each thread runs through the model, and the adapter whose loss they
             are for; see `heads/loss.py`.
         heads: The model's task heads and other modules that adapters train as a whole.
+        hooks: What adapters have hooked on the base model, as long as there is one.
         slots: The adapters that are held for prediction alone, by form; see `batching/slots.py`.
     """
 
@@ -55,7 +58,23 @@ class ModelState:
         self.records: dict[str, AdapterRecord] = {}
         self.labels: dict[int, tuple[str, Any]] = {}
         self.heads: list[Any] = []
+        self.hooks: list[RemovableHandle] = []
         self.slots: list[Any] = []
+
+    @property
+    def thread(self) -> int:
+        """The number of this thread.
+
+        While a graph is captured, it is 0, because the number cannot be part of the graph. A mixed
+        batch is no whole graph: some of its functions are in one, and others are not.
+        """
+        return 0 if torch.compiler.is_compiling() and not self.batches else get_ident()
+
+    def unhook(self) -> None:
+        """Take the hooks off the base model."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
 
     def note(self, adapter_name: str, **facts: Any) -> None:
         """Record further facts of an adapter."""
@@ -83,6 +102,21 @@ def record_of(model: nn.Module, adapter_name: str) -> AdapterRecord:
 def batch_of(batches: Mapping[int, Batch]) -> Batch | None:
     """Return the mixed batch that this thread runs through a model; None in other passes."""
     return batches.get(get_ident()) if batches else None
+
+
+@contextmanager
+def activate(batches: dict[int, Batch], batch: Batch) -> Iterator[None]:
+    """Within this context, let the layers of a model compute a batch in this thread."""
+    thread = get_ident()
+    outer_batch = batches.get(thread)
+    batches[thread] = batch
+    try:
+        yield
+    finally:
+        if outer_batch is None:
+            del batches[thread]
+        else:
+            batches[thread] = outer_batch
 
 
 class KeepsFrozen(nn.Module):
@@ -175,9 +209,20 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         super().set_adapter(adapter_names, inference_mode=inference_mode)
 
     def delete_adapter(self, adapter_name: str) -> None:
-        """Delete an adapter. If it was the only active one, all layers activate the same other."""
-        self.state.records.pop(adapter_name, None)
+        """Delete an adapter, and what no other one needs. If it was the only active one, all layers
+        activate the same other.
+        """
+        records = self.state.records
+        records.pop(adapter_name, None)
         super().delete_adapter(adapter_name)
+        needed = {record.beneath_name for record in records.values()}
+        for attribute in (*self.adapter_layer_names, *self.other_param_names):
+            modules = getattr(self, attribute)
+            for name in list(modules):
+                if name.startswith(BENEATH) and name not in needed:
+                    del modules[name]
+        if not records:
+            self.state.unhook()
 
     def _all_available_adapter_names(self) -> list[str]:
         # PEFT activates the first one in place of a deleted adapter. transformers deletes layer by

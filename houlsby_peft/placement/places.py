@@ -55,6 +55,8 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
     """
     view = model if isinstance(model, View) else View(model)
     check_patterns(config)
+    if config.kind == "ladder":
+        _check_unchunked(view)
     recorded = recorded_places(config)
     if recorded is None:
         places = _choose_places(view, config)
@@ -165,6 +167,14 @@ def _check_encoder(view: View, layers: Layers) -> None:
     if not layers or {view.type_around(stack) for stack, _ in layers} - READABLE:
         raise _no_encoder(
             view, "what a ladder reads is known for the model_types " + ", ".join(sorted(READABLE))
+        )
+
+
+def _check_unchunked(view: View) -> None:
+    """Refuse a ladder where the end of a layer runs once for each chunk of the tokens."""
+    if any(getattr(module, "chunk_size_feed_forward", 0) for module in view.modules.values()):
+        raise _no_encoder(
+            view, "its layers end in chunks of the tokens; load it with chunk_size_feed_forward=0"
         )
 
 

@@ -13,7 +13,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial, update_wrapper
-from threading import get_ident
 from typing import Any
 from weakref import ref
 
@@ -27,7 +26,7 @@ from ..batching.batch import MixedBatch
 from ..batching.slots import Slots
 from ..errors import shortened
 from ..method.layer import HoulsbyLayer
-from ..method.tuner_layer import HoulsbyTunerLayer, ModelState, batch_of, state_of
+from ..method.tuner_layer import HoulsbyTunerLayer, ModelState, activate, batch_of, state_of
 
 
 # The least recently used graph gives way to a further one.
@@ -169,13 +168,8 @@ class Graphs:
 
     def _compute_for(self, batch: MixedBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the module computes for a batch other than the one that runs."""
-        thread = get_ident()
-        running = self._state.batches[thread]
-        self._state.batches[thread] = batch
-        try:
+        with activate(self._state.batches, batch):
             return self._compute(*args, **kwargs)
-        finally:
-            self._state.batches[thread] = running
 
     def _drop_dead(self) -> None:
         """Drop the graphs whose weights are gone."""

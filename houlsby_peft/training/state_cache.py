@@ -28,6 +28,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import AdapterError
 from ..method.modules import base_modules
+from ..method.tuner_layer import HoulsbyTunerLayer, batch_of
 from ..saved.record import AdapterRecord, Place
 
 
@@ -124,8 +125,10 @@ class StateCache:
     """Runs a frozen encoder from its kept states, where all texts of a batch have some.
 
     States are kept in half precision, apart for each dtype of autocast. A text whose states are too
-    large for float16 is read each time, as is one whose states have been damaged. If the disk is
-    full, a warning says so, and no further states are kept. It runs on Linux and macOS.
+    large for float16 is read each time, as is one whose states have been damaged. A pass in which
+    the ladder is not applied, or what lies beneath it is not, keeps nothing and reads every text.
+    If the disk is full, a warning says so, and no further states are kept. It runs on Linux and
+    macOS.
 
     Args:
         model: A model whose only adapter is a ladder, to be trained in one process. Its encoder
@@ -144,7 +147,10 @@ class StateCache:
         whole = cast(PreTrainedModel, model.get_base_model())
         encoder = cast(PreTrainedModel, whole.base_model)
         tuner: Any = model.base_model
-        record: AdapterRecord = tuner.records[model.active_adapter]
+        self._adapter_name = model.active_adapter
+        record: AdapterRecord = tuner.records[self._adapter_name]
+        layers = [module for module in whole.modules() if isinstance(module, HoulsbyTunerLayer)]
+        self._tuner_layers = layers
         place = _find_ladder(model, record)
         last = int(place.layer or 0)
         # By the indices of layers: what tells a ladder the input of the layer.
@@ -189,6 +195,11 @@ class StateCache:
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out which texts the encoder is called with, and whether their states are kept."""
+        self._to_keep.clear()
+        self._replayed = None
+        self._digests = []
+        if not self._is_ladder_alone():
+            return
         inputs = self._signature.bind(*args, **kwargs).arguments
         ids: torch.Tensor = inputs["input_ids"].cpu()
         mask: torch.Tensor | None = inputs.get("attention_mask")
@@ -200,16 +211,25 @@ class StateCache:
                 facts.append(value.cpu().expand_as(ids))
         tokens = torch.stack(facts, -1)
         precision = _autocast_of(inputs["input_ids"].device)
-        self._digests = []
         for row, row_mask in zip(tokens, self._mask, strict=True):
             content = row[row_mask].numpy().tobytes()
             digest = hashlib.blake2b(content, digest_size=_DIGEST, person=precision)
             self._digests.append(digest.digest())
-        self._to_keep.clear()
-        self._replayed = None
         is_known = all(digest in self.file for digest in self._digests)
         if is_known and self._parts_of_output is not None:
             self._replayed = self._read(inputs["input_ids"].device)
+
+    def _is_ladder_alone(self) -> bool:
+        """Return whether this pass applies the ladder, and no other adapter, in all layers.
+
+        Otherwise the adapter beneath it may be left out, or another one may change the states.
+        """
+        if any(layer.disable_adapters for layer in self._tuner_layers):
+            return False
+        first = self._tuner_layers[0]
+        batch = batch_of(first.state.batches)
+        names = first.active_adapters if batch is None else batch.names
+        return set(names) == {self._adapter_name}
 
     def _read(self, device: torch.device) -> dict[int, torch.Tensor] | None:
         """Return the kept inputs of the layers, `(rows, tokens, d)` each; None after damage."""
@@ -242,7 +262,7 @@ class StateCache:
 
     def _end(self, *_: Any) -> None:
         """Keep the states of the texts that are new."""
-        if self._replayed is not None or not self.keeps_new:
+        if self._replayed is not None or not self._digests or not self.keeps_new:
             return
         kept = [self._to_keep[index].detach() for index in self._kept]
         states = torch.stack(kept, 2).to(self.file.dtype).cpu()

@@ -212,6 +212,22 @@ def test_the_gradients_of_a_mixed_batch_are_those_of_its_rows():
         torch.testing.assert_close(mixed[rows], expected[rows])
 
 
+@pytest.mark.slow  # ten seconds of tracing
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:Dynamo")
+def test_a_compiled_model_takes_texts_of_any_length(token_ids):
+    torch._dynamo.reset()
+    kinds = {"first": "houlsby", "second": "parallel", "third": "ladder"}
+    model = get_peft_model(tiny_bert(num_hidden_layers=1), HoulsbyConfig(r=4), "first")
+    for name in ("second", "third"):
+        model.add_adapter(name, HoulsbyConfig(r=4, kind=kinds[name]))
+    perturb(model.eval())
+    compiled = torch.compile(model, backend="eager")
+    for length in (5, 4):
+        batch = {"input_ids": token_ids[:3, :length], "adapter_names": [*kinds]}
+        torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits)
+
+
 def test_threads_get_the_answers_of_their_own_texts_and_adapters(token_ids):
     """Also a bottleneck that reads the residual input, which is kept for it."""
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)

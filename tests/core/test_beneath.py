@@ -12,7 +12,7 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from answers import near
-from houlsby_peft import AdapterError, HoulsbyConfig, HubError, StateCache, TaskBank, load
+from houlsby_peft import AdapterError, HoulsbyConfig, HubError, StateCache, TaskBank, ablate, load
 from hub_models import WORDS, make_adapter, make_base
 from model_states import assert_same_tensors, state_of
 from tiny_models import perturb, perturb_adapter, tiny_bert
@@ -220,6 +220,30 @@ def test_a_failed_ladder_leaves_nothing_of_the_adapter(common, monkeypatch):
     assert state_of(model) == untouched
 
 
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
+def test_a_ladder_that_cannot_be_replaced_stays_with_the_adapter(common, monkeypatch):
+    model = with_ladder(common[0])
+    untouched, expected = state_of(model), model(**BATCH).logits
+    monkeypatch.setattr("houlsby_peft.model.start_heads", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        get_peft_model(model.get_base_model(), ladder_on(common[1]))
+    assert state_of(model) == untouched
+    assert torch.equal(model(**BATCH).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Adapter ladder was active", "ignore:Already found")
+def test_transformers_deletes_it_with_the_ladder(common):
+    model = tiny_bert()
+    model.add_adapter(HoulsbyConfig(r=4), "other")
+    untouched = state_of(model)
+    model.add_adapter(ladder_on(common[0]), "ladder")
+    assert "beneath_" in str(state_of(model)["weights"].keys())
+    model.delete_adapter("ladder")
+    model.set_adapter("other")
+    assert not any("beneath_" in name for name in model.state_dict())
+    assert state_of(model)["hooks"] == untouched["hooks"]
+
+
 def test_what_cannot_lie_beneath_is_refused(common, tmp_path):
     with pytest.raises(ValueError, match="only a ladder"):
         HoulsbyConfig(beneath=common[0])
@@ -271,6 +295,33 @@ def test_kept_states_are_those_of_the_adapter_beneath(common, tmp_path):
             torch.testing.assert_close(model(**BATCH).logits, expected, atol=2e-3, rtol=2e-3)
         cache.close()
     assert len(list((tmp_path / "states").iterdir())) == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["disabled", "ablated", "rows of the base"])
+def test_a_pass_without_it_neither_keeps_states_nor_reads_kept_ones(way, common, tmp_path):
+    model = with_ladder(common[0])
+    expected = model(**BATCH).logits
+
+    def run():
+        if way == "rows of the base":
+            return model(**BATCH, adapter_names=["__base__"] * 3).logits
+        is_disabled = way == "disabled"
+        with model.disable_adapter() if is_disabled else ablate(model, [3], keep_norms=False):
+            return model(**BATCH).logits
+
+    expected_without = run()
+    assert not torch.allclose(expected_without, expected, atol=0.01)
+    cache = StateCache(model, tmp_path)
+    for _ in range(2):
+        assert torch.equal(run(), expected_without)
+    [path] = tmp_path.glob("*.states")
+    assert not path.stat().st_size
+    for _ in range(2):
+        torch.testing.assert_close(model(**BATCH).logits, expected, atol=2e-3, rtol=2e-3)
+    assert path.stat().st_size
+    assert torch.equal(run(), expected_without)
+    cache.close()
 
 
 def test_a_bank_loads_it_once_and_runs_each_group_in_one_pass(tmp_path):

@@ -11,6 +11,7 @@ from contract_models import ROWS
 from houlsby_peft import Bottleneck, HoulsbyConfig
 from houlsby_peft.method.coupling import InvertibleCoupling
 from houlsby_peft.method.residual import SkipConnection
+from houlsby_peft.method.tuner_layer import ModelState
 from model_states import trained_names
 from tiny_models import perturb, tiny_bert
 
@@ -78,7 +79,7 @@ def test_the_copies_of_data_parallel_compute_the_same(options, dtype, token_ids)
 @pytest.mark.cuda
 def test_a_copy_on_another_device_reads_through_the_norm_of_the_original():
     post_norm, hidden = nn.Sequential(nn.LayerNorm(4)), torch.randn(2, 4)
-    skip = SkipConnection(post_norm, "0")
+    skip = SkipConnection(ModelState(), post_norm, "0")
     skip.enter(hidden)
     expected = skip.read("pfeiffer", hidden, skip.leave())
     post_norm.to("cuda")

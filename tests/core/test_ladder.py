@@ -278,6 +278,8 @@ def test_a_ladder_needs_an_encoder_that_it_can_read():
     theirs = from_repository(transformers.BertConfig(**SIZES))
     with pytest.raises(ValueError, match="without trust_remote_code"):
         get_peft_model(theirs, HoulsbyConfig(kind="ladder"))
+    with pytest.raises(ValueError, match="chunk_size_feed_forward=0"):
+        get_peft_model(tiny_bert(chunk_size_feed_forward=2), HoulsbyConfig(kind="ladder"))
     with pytest.raises(ValueError, match="is known for the model_types"):
         get_peft_model(encoder("ConvBert", "Model"), HoulsbyConfig(kind="ladder"))
 
@@ -365,6 +367,33 @@ def test_gradient_checkpointing_changes_nothing():
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing_beside_a_ladder_that_is_not_active(use_reentrant):
+    """And one that was refused, deleted, or active together with another adapter."""
+    sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = get_peft_model(tiny_bert(**sizes), HoulsbyConfig(r=4), "other")
+    model.add_adapter("ladder", HoulsbyConfig(kind="ladder", r=8))
+    perturb_adapter(model, "other", 1)
+    batch = {**BATCH, "labels": torch.tensor([0, 1, 2])}
+
+    def gradients():
+        model.zero_grad()
+        model.train()(**batch).loss.backward()
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        return [weight.grad for weight in weights]
+
+    expected = gradients()
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": use_reentrant})
+    torch.testing.assert_close(gradients(), expected)
+    model.base_model.set_adapter(["other", "ladder"])
+    with pytest.raises(AdapterError, match="cannot be active together"):
+        model(**batch)
+    model.set_adapter("other")
+    model.delete_adapter("ladder")
+    torch.testing.assert_close(gradients(), expected)
+
+
 @torch.no_grad()
 def test_the_norm_is_left_alone_if_it_is_not_to_be_trained():
     model = with_ladder(tiny_bert(), train_layer_norm=False)
@@ -406,8 +435,24 @@ def test_the_encoder_has_no_dropout_while_ladders_train():
     torch.testing.assert_close(model.train()(**BATCH).logits, expected)
     assert model.base_model.model.dropout.training, "the head has its own"
     model.add_adapter("other", HoulsbyConfig(r=4))
+
+    def has_dropout():
+        return not torch.allclose(model(**BATCH).logits, model(**BATCH).logits)
+
+    # Whenever which one is activated.
+    for name in ("other", "default", "other"):
+        model.set_adapter(name)
+        assert has_dropout() is (name == "other")
+    model.set_adapter("default")
+    model.add_adapter("second", HoulsbyConfig(kind="ladder", r=4))
+    model.train().set_adapter("second")
+    assert not has_dropout()
     model.set_adapter("other")
+    model.delete_adapter("second")
+    assert has_dropout()
     assert not torch.allclose(model.train()(**BATCH).logits, model.eval()(**BATCH).logits)
+    model.set_adapter("default")
+    assert not model.base_model.model.bert.training
     # The ladder's own dropout stays.
     dropped = adapted(encoder("Bert"), kind="ladder", r=8, dropout=0.5)
     dropped.base_model.model.dropout.p = 0.0

@@ -102,8 +102,13 @@ def test_a_frozen_batch_norm_keeps_its_statistics(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(copy.deepcopy(untouched), tmp_path).eval()
     assert torch.equal(loaded(inputs), trained)
-    unloaded = model.unload().train()
-    assert torch.equal(unloaded(inputs), untouched.train()(inputs))
+    copied = copy.deepcopy(model)
+    copied.delete_adapter("default")
+    copied = copied.base_model.model
+    assert torch.equal(model.train()(inputs), trained)
+    expected = untouched.train()(inputs)
+    assert torch.equal(copied.train()(inputs), expected)
+    assert torch.equal(model.unload().train()(inputs), expected)
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")

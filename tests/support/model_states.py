@@ -29,7 +29,14 @@ def trained_names(model: torch.nn.Module) -> set[str]:
 
 def state_of(model: torch.nn.Module) -> dict[str, Any]:
     """All that adding or loading an adapter may change in a model, as values that compare."""
+    hooks = []
+    for name, module in model.named_modules():
+        numbers = len(module._forward_pre_hooks), len(module._forward_hooks)
+        methods = vars(module).keys() & {"train", "forward"}
+        if any(numbers) or methods:
+            hooks.append((name, numbers, sorted(methods)))
     return {
+        "hooks": hooks,
         "modules": [(name, type(module)) for name, module in model.named_modules()],
         "modes": [module.training for module in model.modules()],
         "trained": trained_names(model),
