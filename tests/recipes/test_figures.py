@@ -151,6 +151,14 @@ class TestTradeoff:
         [point] = [point for point in points if point["series"] == "adapters"]
         assert band(point) == pytest.approx((-4, -2.5, -1))  # of 0, -1, ... -5 points
 
+    def test_validation_chooses_the_best_seed(self, finished_run, tmp_path):
+        for task in ("additional_a", "additional_b"):
+            finished_run(task, "houlsby", 0, 0.9, test=0.6)
+            finished_run(task, "houlsby", 1, 0.8, test=0.7)
+        for seeds, expected in (("best", 60), ("mean", 65)):
+            (point,) = draw("tradeoff", tmp_path, "--split", "test", "--seeds", seeds)
+            assert point["middle"] == pytest.approx(expected)
+
     def test_accuracy_where_a_task_has_it_test_scores_and_panels(self, finished_run, tmp_path):
         """MNLI counts as two tasks, and the two ways to label complaints as one."""
         finished_run("mrpc", "houlsby", 0, scores={"f1": 0.8, "accuracy": 0.7})

@@ -9,7 +9,7 @@ standard error.
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -45,9 +45,6 @@ NAMES = {
 SIZE_OF = {"houlsby": ("r", "r"), "lora": ("r", "lora_r"), "top_k": ("k", "top_k")}
 
 Scores = Mapping[str, Mapping[int, float]]  # by column and seed
-OverSeeds = Callable[[Iterable[float]], float]
-# What the score of several seeds is.
-OVER_SEEDS: dict[str, OverSeeds] = {"mean": mean, "best": max}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +52,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_split(parser)
     parser.add_argument(
         "--seeds",
-        choices=[*OVER_SEEDS],
+        choices=["mean", "best"],
         default="mean",
-        help="Of several tasks: the mean of the seeds or the best one, as in figures 1 and 3.",
+        help="Of several tasks: the mean of the seeds or the one that is best on validation, as in "
+        "figures 1 and 3.",
     )
     parser.add_argument("--each", action="store_true", help="A panel per task, with its scores.")
 
@@ -71,7 +69,8 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     if len(tasks) > 1:
         columns.pop("WNLI", None)
     each = arguments.each or len(columns) == 1
-    points = summarize(lines, columns, arguments.split, each, OVER_SEEDS[arguments.seeds])
+    takes_best = arguments.seeds == "best"
+    points = summarize(lines, columns, arguments.split, each, takes_best)
     drawing.write_points(folder / "tradeoff.jsonl", points)
     if each:
         for name in sorted(columns.keys() & FIGURE_4.keys()):
@@ -84,12 +83,13 @@ def summarize(
     columns: Columns,
     split: str = "validation",
     each: bool = False,
-    over_seeds: OverSeeds = mean,
+    takes_best: bool = False,
 ) -> list[Point]:
     """Return a point per method and size, or with `each` one per task as well.
 
     A point has trained parameters, and the low, middle and high score. A size without runs on all
-    tasks is left out of a median: one over fewer tasks would be no point of the same curve.
+    tasks is left out of a median: one over fewer tasks would be no point of the same curve. With
+    `takes_best`, a score is that of the seed that is best on validation, otherwise their mean.
     """
     scored = []
     for line in lines:
@@ -104,7 +104,10 @@ def summarize(
             f"No size has runs on all of {', '.join(columns)}. Make them with "
             "recipes/studies/sweep.py."
         )
-    full = {line.method: scores for line, scores in scored}.get("full")
+    shown = {}
+    for line, scores in scored:
+        shown[line.label] = of_best_seed(line, columns, scores) if takes_best else scores
+    full = {line.method: shown[line.label] for line, _ in scored}.get("full")
     points = []
     for line, scores in scored:
         if each:
@@ -114,7 +117,7 @@ def summarize(
                 points.append({**point, **drawing.band([*by_seed.values()]), **facts})
         else:
             facts = {"panel": "", "relative": full is not None, "score": "score"}
-            values = percentiles(scores, full, over_seeds)
+            values = percentiles(shown[line.label], full)
             points.append({**_point(line, columns, scores), **values, **facts})
     places = {(point["panel"], point["series"], point["size"]) for point in points}
     if len(places) < len(points):
@@ -122,17 +125,23 @@ def summarize(
     return sorted(points, key=lambda point: point["trained_parameters"])
 
 
-def percentiles(
-    scores: Scores, base: Scores | None, over_seeds: OverSeeds = mean
-) -> dict[str, float]:
-    """Return the 20th, 50th and 80th percentile over the tasks of the scores.
+def of_best_seed(line: TableLine, columns: Columns, scores: Scores) -> Scores:
+    """Return the score of each column's seed that is best on validation."""
+    on_validation, best = line.scores(columns, "validation"), {}
+    for name, by_seed in scores.items():
+        seed = max(by_seed, key=on_validation[name].__getitem__)
+        best[name] = {seed: by_seed[seed]}
+    return best
 
-    A score is that of several seeds: their mean or their best. With `base`, the percentiles are
-    those of the differences to its scores.
+
+def percentiles(scores: Scores, base: Scores | None) -> dict[str, float]:
+    """Return the 20th, 50th and 80th percentile over the tasks of the means of the seeds.
+
+    With `base`, the percentiles are those of the differences to its scores.
     """
-    changes = pd.Series({name: over_seeds(by_seed.values()) for name, by_seed in scores.items()})
+    changes = pd.Series({name: mean(by_seed.values()) for name, by_seed in scores.items()})
     if base is not None:
-        changes -= pd.Series({name: over_seeds(base[name].values()) for name in scores})
+        changes -= pd.Series({name: mean(base[name].values()) for name in scores})
     low, middle, high = changes.quantile([0.2, 0.5, 0.8])
     return {"low": low, "middle": middle, "high": high}
 
