@@ -4,7 +4,7 @@ r"""Few examples: adapters beside full fine-tuning, a logistic regression and Se
     python benchmarks/small_data.py --figure docs/figures/small_data.png
 
 Each run reads 100 or 500 examples that are drawn from a public data set, and is scored on test
-texts that no run reads. The recipe holds a fifth or a tenth of the examples back to stop in time;
+rows. The recipe holds a fifth or a tenth of the examples back to stop in time;
 the logistic regression and SetFit train on all of them. Finished runs are rows of
 docs/runs/small_data.csv; started again, the script does what is left. SetFit is of the package
 `setfit`, with its defaults.

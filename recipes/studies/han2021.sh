@@ -38,7 +38,7 @@ sweep recipes/glue.py --task all --preset han2021 --method houlsby full --seed 0
 for task in cola sst2 mrpc stsb qqp mnli qnli rte wnli; do
     after python recipes/mlm.py --data nyu-mll/glue --data_config $task --output_dir runs/$task-text \
         $adapter --max_length 256 --base_dtype float32 --max_steps 20000 --eval_strategy steps --eval_steps 2000 \
-        --save_strategy steps --save_steps 2000
+        --save_strategy steps --save_steps 2000 --load_best_model_at_end false
 done
 sweep recipes/glue.py --task all --preset han2021 --method houlsby --seed 0 \
     --init_adapter "runs/{task}-text/adapter" --output_dir runs/r1/pretrained

@@ -372,4 +372,7 @@ class TestAccidents:
         output, _ = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))
         assert "\n3 runs, " in output
         assert output.count("accelerate.commands.launch --quiet") == 1
+        sampled = ("--task", "cola", "--r", "8:64", "--n_trials", 5, "--seed", 0, 1)
+        output, _ = finish(start(recipe, *sampled, "--dry_run"))
+        assert output == "6 runs, whose values are drawn in ranges\n"
         assert starts(recipe) == {}
