@@ -82,12 +82,14 @@ def show_plan(searches: Sequence[Search], launch: Sequence[str]) -> None:
     runs = [run for search in searches for run in search.left()]
     table = tabulate(searches)
     total = f"{table['runs'].sum():,} runs, {table['hours'].sum():,.1f} hours"
+    left = sum(search.count_left() for search in searches)
     if runs:
         print(table.to_string(float_format="{:,.1f}".format, na_rep="?", index_names=False))
         print(f"{total}: {describe_grid(runs)}\n{shlex.join([*launch, *runs[0].arguments])}\n")
-        return
-    left = sum(search.count_left() for search in searches)
-    print(f"{left:,} runs, whose values are drawn in ranges" if left else "0 runs: all are finished")
+    elif left:
+        print(f"{left:,} runs, whose values are drawn in ranges")
+    else:
+        print("0 runs: all are finished")
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
