@@ -340,12 +340,16 @@ class HoulsbyModel(BaseTuner):
             )
         super().set_adapter(adapter_name, inference_mode=inference_mode)
 
-    def check_same(self, adapter_name: str, config: HoulsbyConfig) -> None:
+    def check_same(self, adapter_name: str, config: HoulsbyConfig) -> dict[str, Any]:
         """Refuse to load a saved adapter over one whose options or labels differ.
 
-        PEFT would load the weights alone, and compute and save them with the old options. A problem
-        type that nobody has stated is taken from the file, whose training has inferred it.
+        PEFT would load the weights alone, and compute and save them with the old options.
+
+        Returns:
+            What to note once the weights are loaded: the problem type, if nobody has stated one
+            here and the training of the file has inferred it.
         """
+        facts: dict[str, Any] = {}
         own = self._own_adapters[adapter_name]
         options, options_in_file = own.shape_options(), config.shape_options()
         differences = [name for name in options if options[name] != options_in_file[name]]
@@ -357,9 +361,10 @@ class HoulsbyModel(BaseTuner):
             if is_stated and in_file.problem_type not in (None, record.problem_type):
                 differences.append("problem_type")
             elif in_file.problem_type is not None and not is_stated:
-                self.note(
-                    adapter_name, problem_type=in_file.problem_type, is_problem_type_inferred=True
-                )
+                facts = {
+                    "problem_type": in_file.problem_type,
+                    "is_problem_type_inferred": True,
+                }
             if in_file.beneath_name != record.beneath_name:
                 differences.append("beneath")
         if differences:
@@ -368,6 +373,7 @@ class HoulsbyModel(BaseTuner):
                 f"{', '.join(differences)}, which would stay as they are. Delete it first with "
                 f"delete_adapter({adapter_name!r}), or load the saved one under another name."
             )
+        return facts
 
     def unmerge_adapter(self) -> None:
         """Do nothing, because nothing can be merged."""

@@ -108,13 +108,17 @@ def undo_failed_loads() -> None:
         tuner: Any = self.base_model
         # Where the model is made from a file, its one adapter has the options that the user gave.
         is_new = _CREATES_MODEL.get() or adapter_name not in self.peft_config
+        facts: dict[str, Any] = {}
         if not is_new:
             download_options, _ = self._split_kwargs(kwargs)
-            tuner.check_same(adapter_name, PeftConfig.from_pretrained(model_id, **download_options))
+            config = PeftConfig.from_pretrained(model_id, **download_options)
+            facts = tuner.check_same(adapter_name, config)
         token = LOADS_BY_PEFT.set(True)
         try:
             with tuner.adding(adapter_name) if is_new else nullcontext():
                 result = load_adapter_of_peft(self, model_id, adapter_name, *args, **kwargs)
+            if facts:
+                tuner.note(adapter_name, **facts)
             if not self.peft_config[adapter_name].inference_mode:
                 tuner.train_adapter(adapter_name)
             return result

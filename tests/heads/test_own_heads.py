@@ -298,6 +298,7 @@ def test_a_saved_adapter_is_loaded_over_one_with_the_same_labels(token_ids, tmp_
     again = get_peft_model(tiny_bert(num_labels=3), HoulsbyConfig(r=4))
     with pytest.raises(AdapterError, match="labels"):
         again.load_adapter(tmp_path, "default")
+    assert again.base_model.records["default"].problem_type is None
     again.get_base_model().config.id2label = labels(3)
     again.load_adapter(tmp_path, "default", is_trainable=True)
     assert again.base_model.records["default"].problem_type == "multi_label_classification"
