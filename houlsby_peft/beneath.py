@@ -21,7 +21,7 @@ from .method.modules import is_inside
 from .method.tuner_layer import HoulsbyTunerLayer
 from .placement.plan import Plan
 from .saved.adapter import SavedAdapter
-from .saved.weights import FILE_PREFIX, translate
+from .saved.naming import FILE_PREFIX, translate
 
 
 _REMEDY = 'Its folder or repository is named as "beneath" in the adapter_config.json of the ladder.'

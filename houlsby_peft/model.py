@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,7 +16,8 @@ from torch import nn
 from .batching.batch import MixedBatch, hook_other_wrappers, run_mixed_batch
 from .batching.rows import RowFinder
 from .beneath import add_beneath, describe, open_beneath, start_heads
-from .config import HoulsbyConfig
+from .config import SHAPE_OPTIONS, HoulsbyConfig
+from .derive.differences import find_differences
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
 from .heads.loss import hook_loss
@@ -30,8 +30,9 @@ from .method.tuner_layer import HoulsbyTunerLayer, batch_of, state_of
 from .placement.plan import Plan
 from .placement.view import is_norm
 from .registration import PREFIX
+from .saved.naming import name_for_model, name_in_file, own_names
 from .saved.record import AdapterRecord, Place, SavedState, full_name
-from .saved.weights import FILE_PREFIX, check_at_hand, check_tensors, translate
+from .saved.weights import check_at_hand, check_tensors
 from .undo import Snapshot, parts_of
 
 
@@ -351,26 +352,20 @@ class HoulsbyModel(BaseTuner):
         """
         facts: dict[str, Any] = {}
         own = self._own_adapters[adapter_name]
-        options, options_in_file = own.shape_options(), config.shape_options()
-        differences = [name for name in options if options[name] != options_in_file[name]]
-        if config.saved is not None:
-            record, in_file = _renew_labels(self.model, own, adapter_name), config.saved.record
-            if in_file.id2label is not None and in_file.id2label != record.id2label:
-                differences.append("labels")
-            is_stated = record.problem_type is not None and not record.is_problem_type_inferred
-            if is_stated and in_file.problem_type not in (None, record.problem_type):
-                differences.append("problem_type")
-            elif in_file.problem_type is not None and not is_stated:
-                facts = {
-                    "problem_type": in_file.problem_type,
-                    "is_problem_type_inferred": True,
-                }
-            if in_file.beneath_name != record.beneath_name:
-                differences.append("beneath")
+        record = _renew_labels(self.model, own, adapter_name)
+        in_file = config.saved.record if config.saved else AdapterRecord()
+        differences = find_differences(own, record, config, in_file, SHAPE_OPTIONS)
+        if in_file.id2label is not None and in_file.id2label != record.id2label:
+            differences.append(f"id2label is {record.id2label} and {in_file.id2label}")
+        is_stated = record.problem_type is not None and not record.is_problem_type_inferred
+        if is_stated and in_file.problem_type not in (None, record.problem_type):
+            differences.append(f"problem_type is {record.problem_type} and {in_file.problem_type}")
+        elif in_file.problem_type is not None and not is_stated:
+            facts = {"problem_type": in_file.problem_type, "is_problem_type_inferred": True}
         if differences:
             raise AdapterError(
-                f"The model's adapter {adapter_name!r} differs from the saved one in "
-                f"{', '.join(differences)}, which would stay as they are. Delete it first with "
+                f"The model's adapter {adapter_name!r} and the saved one differ: {differences[0]}. "
+                "This would stay, as PEFT would load the weights alone. Delete it first with "
                 f"delete_adapter({adapter_name!r}), or load the saved one under another name."
             )
         return facts
@@ -418,7 +413,7 @@ class HoulsbyModel(BaseTuner):
         **kwargs: Any,
     ) -> dict[str, torch.Tensor]:
         """Return the weights to save, and give the configuration the record to save with them."""
-        own = _weights_of(adapter_name)
+        own = own_names(adapter_name)
         # With those of heads, which PEFT adds later.
         check_at_hand({key: weight for key, weight in state_dict.items() if own.search(key)})
         weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
@@ -433,14 +428,7 @@ class HoulsbyModel(BaseTuner):
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
-        """Save `X.houlsby_adapter.NAME.down_proj.weight` as `X.houlsby_adapter.down_proj.weight`.
-
-        Another method, such as LoRA, may have wrapped X afterwards, which makes it `X.base_layer`.
-        """
-        name = re.escape(adapter_name)
-        return re.sub(
-            rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|ladder|norm))\.{name}\.", r"\1.", key
-        )
+        return name_in_file(key, adapter_name)
 
     @classmethod
     def _remap_adapter_state_dict_for_load(  # type: ignore[override]
@@ -451,18 +439,10 @@ class HoulsbyModel(BaseTuner):
         state_dict: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         """Name the weights of a file as in this model, and refuse those that do not fit."""
-        own = _weights_of(adapter_name)
+        own = own_names(adapter_name)
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
-        # By the names that the file of an adapter trained in this model would have.
-        in_model = {}
-        for key in expected:
-            saved_name = cls._remove_adapter_name_from_key(key, adapter_name)
-            saved_name = saved_name.replace(f".modules_to_save.{adapter_name}.", ".")
-            in_model[saved_name.removeprefix(FILE_PREFIX)] = key
         encoder = getattr(_base(model), "base_model_prefix", "")
-        weights = {}
-        for key, value in translate(state_dict, in_model, encoder).items():
-            weights[in_model.get(key.removeprefix(FILE_PREFIX), key)] = value
+        weights = name_for_model(state_dict, expected, adapter_name, encoder)
         check_tensors(expected, weights, f"adapter {adapter_name!r}")
         return weights
 
@@ -524,12 +504,6 @@ def _renew_labels(model: nn.Module, config: HoulsbyConfig, adapter_name: str) ->
         facts["problem_type"] = facts["problem_type"] or record.problem_type
         record = records[adapter_name] = replace(record, **facts)
     return record
-
-
-def _weights_of(adapter_name: str) -> re.Pattern[str]:
-    """Return what is in the names that an adapter's weights have in a model, and in no others."""
-    name = re.escape(adapter_name)
-    return re.compile(rf"\.(?:{PREFIX}(?:adapter|ladder|norm)|modules_to_save)\.{name}\.")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ MODULES = {
 # imports from its own floor and from those beneath.
 FLOORS = (
     ("errors", "registration", "tables"),
-    ("saved.record", "saved.weights", "saved.fingerprint"),
+    ("saved.record", "saved.naming", "saved.weights", "saved.fingerprint"),
     ("config",),
     ("kernels",),
     ("method",),

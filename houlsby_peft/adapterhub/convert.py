@@ -26,8 +26,9 @@ from ..placement.plan import Plan
 from ..registration import PREFIX
 from ..saved.adapter import SavedAdapter, find_files
 from ..saved.downloads import explain_hub_errors, find_packaged
+from ..saved.naming import FILE_PREFIX
 from ..saved.record import AdapterRecord
-from ..saved.weights import FILE_PREFIX, check_shapes, first_of
+from ..saved.weights import check_shapes, first_of
 from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published
 from .heads import Head, find_target, head_modules, head_weights
 from .names import check_base_type, find_kind, layer_config, library_keys, own_config

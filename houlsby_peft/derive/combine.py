@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from ..method.layer import HoulsbyLayer
 from ..placement.places import find_places
 from ..registration import PREFIX
 from ..saved.record import AdapterRecord, Place
+from .differences import find_differences
 
 
 # Options that select places. Adapters with the same places may have come to them in other ways.
@@ -51,7 +52,9 @@ def _find_difference(tuner: Any, one: str, two: str) -> str | None:
     """Return in words why two adapters cannot be combined; None if they can."""
     options = [option for option in SHAPE_OPTIONS if option not in _SELECTING_PLACES]
     options.append("trainable_token_indices")
-    differences = compare_options(tuner.peft_config[one], tuner.peft_config[two], options)
+    record, other_record = tuner.records[one], tuner.records[two]
+    config, other_config = tuner.peft_config[one], tuner.peft_config[two]
+    differences = find_differences(config, record, other_config, other_record, options)
     if differences:
         return differences[0]
     weights, other_weights = weights_of(tuner.model, one), weights_of(tuner.model, two)
@@ -63,9 +66,6 @@ def _find_difference(tuner: Any, one: str, two: str) -> str | None:
         shape, other_shape = tuple(weights[key].shape), tuple(other_weights[key].shape)
         if shape != other_shape:
             return f"{key} has the shapes {shape} and {other_shape}"
-    record, other_record = tuner.records[one], tuner.records[two]
-    if record.beneath_name != other_record.beneath_name:
-        return "other adapters lie beneath them"
     labels, other_labels = record.id2label or {}, other_record.id2label or {}
     if record.heads and _is_reordered(labels, other_labels):
         return f"the classes are {labels} and {other_labels}"
@@ -96,16 +96,6 @@ def _weighted_sum(
     for state, weight in zip(states, weights, strict=True):
         total += weight * state[key].to(wide)
     return total
-
-
-def compare_options(one: HoulsbyConfig, two: HoulsbyConfig, names: Iterable[str]) -> list[str]:
-    """Return which of these options differ, in words."""
-    differences = []
-    for name in names:
-        first, second = getattr(one, name), getattr(two, name)
-        if first != second:
-            differences.append(f"{name} is {first!r} and {second!r}")
-    return differences
 
 
 def places_of(model: nn.Module, config: HoulsbyConfig, record: AdapterRecord) -> dict[str, Place]:

@@ -14,7 +14,8 @@ from ..registration import PREFIX
 from ..saved.adapter import SavedAdapter
 from ..saved.fingerprint import compare_fingerprints
 from ..saved.record import AdapterRecord, unfold_places
-from .combine import compare_options, tensors_of
+from .combine import tensors_of
+from .differences import find_differences
 
 
 # What is excluded may differ where only one of the models has it, such as a language model's head.
@@ -45,13 +46,11 @@ def init_from(
     config: Any = model.peft_config[adapter_name]
     saved = SavedAdapter.open(name_or_path)
     record = state_of(model).records[adapter_name]
-    differences = compare_options(saved.config, config, _OPTIONS)
+    differences = find_differences(saved.config, saved.record, config, record, _OPTIONS)
     if config.share_layers:
         # The file has a shared bottleneck once, and does not tell at which places it is applied.
         only_in_one = _bottlenecks(saved.record) ^ _bottlenecks(record)
         differences += [f"only one has a bottleneck at {key}" for key in sorted(only_in_one)]
-    if saved.record.beneath_name != record.beneath_name:
-        differences.append("other adapters lie beneath them")
     differences += compare_fingerprints(saved.record.base, record.base)
     if differences:
         base_name = saved.config.base_model_name_or_path or "an unnamed model"

@@ -36,8 +36,9 @@ from ..method.modules import (
 from ..method.tuner_layer import BASE, HoulsbyTunerLayer, ModelState
 from ..registration import PREFIX
 from ..saved.fingerprint import compare_fingerprints, fingerprint, report_other_base
+from ..saved.naming import FILE_PREFIX
 from ..saved.record import AdapterRecord, Place, fold_places
-from ..saved.weights import FILE_PREFIX, first_of
+from ..saved.weights import first_of
 from .inference import log_once
 from .places import find_places, recorded_places
 from .selection import is_included

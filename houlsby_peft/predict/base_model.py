@@ -23,8 +23,9 @@ from ..heads.tasks import TaskKind
 from ..placement.inference import log_once
 from ..saved.adapter import TOKENIZER_FILES, SavedAdapter
 from ..saved.downloads import explain_hub_errors, find_packaged
+from ..saved.naming import FILE_PREFIX
 from ..saved.record import AdapterRecord
-from ..saved.weights import FILE_PREFIX, first_of
+from ..saved.weights import first_of
 
 
 # The largest vocabularies have a million tokens. Saving or copying a tokenizer takes time and

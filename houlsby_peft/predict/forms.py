@@ -21,9 +21,8 @@ from ..batching.stack import Stack, multiplies_last, stacking_key
 from ..heads.head import HoulsbyHead
 from ..method.layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..method.tuner_layer import HoulsbyTunerLayer, state_of
-from ..model import HoulsbyModel
 from ..saved.adapter import SavedAdapter
-from ..saved.weights import translate
+from ..saved.naming import name_in_file, translate
 
 
 class Form:
@@ -59,9 +58,7 @@ class Form:
                 if name in getattr(layer, attribute):  # not where the bottleneck is another one's
                     prefix = f"{names_of_layers[layer]}.{attribute}"
                     for weight in stack.weights:
-                        saved_name = HoulsbyModel._remove_adapter_name_from_key(
-                            f"{prefix}.{name}.{weight}", name
-                        )
+                        saved_name = name_in_file(f"{prefix}.{name}.{weight}", name)
                         self._places[saved_name] = stack, weight
         self._names = list(self._places)
         for head_name, (_, head) in self._heads.items():

@@ -6,7 +6,7 @@ PEFT leaves weights that the file lacks at random, and accepts weights of any dt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ from ..registration import PREFIX
 # The dtypes that weights may be saved in, and that a base model which is not quantized may be
 # loaded in.
 PRECISIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# What PEFT puts before the names of modules in a file.
-FILE_PREFIX = "base_model.model."
 
 # The dtypes of counts, which a head may hold, as batch norms do.
 _COUNTS = (torch.int64, torch.int32)
@@ -76,28 +74,6 @@ def read_shapes(folder: Path) -> dict[str, torch.Size] | None:
             "safetensors.torch.save_file(torch.load(..., weights_only=True), ...)."
         )
     return None
-
-
-def translate(
-    weights: Mapping[str, torch.Tensor], names: Iterable[str], encoder: str
-) -> dict[str, torch.Tensor]:
-    """Name the weights of a file as in a model: `encoder.x` and `bert.encoder.x` are the same.
-
-    Args:
-        weights: The weights by their names in the file.
-        names: The names that the model expects.
-        encoder: Name of the encoder in the model, such as "bert"; "" if it is the encoder itself.
-    """
-    expected = {name.removeprefix(FILE_PREFIX) for name in names}
-    translated = {}
-    for key, weight in weights.items():
-        name = key.removeprefix(FILE_PREFIX)
-        for other in (name, name.removeprefix(f"{encoder}."), f"{encoder}.{name}"):
-            if other in expected:
-                key = key.removesuffix(name) + other
-                break
-        translated[key] = weight
-    return translated
 
 
 def check_at_hand(weights: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ IDS = torch.arange(15).reshape(3, 5)
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [({"activation": "relu"}, "activation"), ({"id2label": {0: "x", 1: "y", 2: "z"}}, "labels")],
+    [({"activation": "relu"}, "activation"), ({"id2label": {0: "x", 1: "y", 2: "z"}}, "id2label")],
 )
 def test_an_adapter_with_other_options_is_not_loaded_over_one(options, word, saved):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options)).eval()

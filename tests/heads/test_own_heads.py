@@ -296,7 +296,7 @@ def test_a_saved_adapter_is_loaded_over_one_with_the_same_labels(token_ids, tmp_
     logits = model(input_ids=token_ids, labels=targets).logits
     model.save_pretrained(tmp_path)
     again = get_peft_model(tiny_bert(num_labels=3), HoulsbyConfig(r=4))
-    with pytest.raises(AdapterError, match="labels"):
+    with pytest.raises(AdapterError, match="id2label"):
         again.load_adapter(tmp_path, "default")
     assert again.base_model.records["default"].problem_type is None
     again.get_base_model().config.id2label = labels(3)
