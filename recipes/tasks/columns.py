@@ -133,8 +133,13 @@ def _run_tasks(command: Command, splits: Splits, columns: Sequence[str]) -> None
             own[name] = split.remove_columns(sorted(others.intersection(split.column_names)))
         loads[task] = partial(load_task, of_task.arguments, of_task.training, splits=own)
         if trains:
-            with redirect_stdout(StringIO()) as text:
-                loaded = loads[task]()
+            text = StringIO()
+            try:
+                with redirect_stdout(text):
+                    loaded = loads[task]()
+            except RecipeError:
+                print(text.getvalue(), end="")  # what was read of the column
+                raise
             printed[task] = text.getvalue()
             loaded.frozen_states = frozen_states
             loads[task], example = partial(as_loaded, loaded), loaded.first_example()

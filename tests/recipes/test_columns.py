@@ -182,17 +182,18 @@ def test_a_task_for_each_column_or_one_of_all(labels, flags, expected, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("labels", "word"),
+    ("labels", "word", "read"),
     [
-        (MIXTURE, "others 0 and 1 only: spam, late"),
-        ({"topic": LABELS["topic"], "mood": ["good"] * 60}, "'mood' has only good"),
+        (MIXTURE, "others 0 and 1 only: spam, late", ""),
+        ({"topic": LABELS["topic"], "mood": ["good"] * 60}, "'mood' has only good", "labels: mood"),
     ],
     ids=["a mixture", "a mistake in a later column"],
 )
-def test_what_is_refused_before_anything_is_trained(labels, word, encoder, tmp_path):
+def test_what_is_refused_before_anything_is_trained(labels, word, read, encoder, tmp_path, capsys):
     data = write(tmp_path / "a.csv", text=SENTENCES, **labels)
     with pytest.raises(RecipeError, match=word):
         train(encoder, data, tmp_path / "run", label_columns=[*labels])
+    assert read in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 
