@@ -47,9 +47,10 @@ def after_a_change(shape: str, rows: int, length: int, rounds: int, device: str)
     """Measure batches of other adapters than before, as a service has them, and of the same,
     relative to one adapter.
 
-    Each row has an adapter of its own. The model has eight times as many, and the sets take turns.
+    Each row has an adapter of its own. The model holds eight times as many in slots, as a
+    `TaskBank` does, and the sets take turns.
     """
-    model = with_adapters(shape, SETS * rows, torch.float32, device=device)
+    model = with_slots(shape, SETS * rows, torch.float32, device)
     ids = torch.randint(0, 30522, (rows, length), device=device)
     sets = [[f"task_{first + row}" for row in range(rows)] for first in range(0, SETS * rows, rows)]
     turns = itertools.cycle(sets)
