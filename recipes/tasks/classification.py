@@ -153,8 +153,6 @@ class ClassificationTask(LabeledTask):
 
     def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
         """Return the texts with their classes."""
-        if self.kind.problem_type == REGRESSION:
-            raise RecipeError("--check_labels is for classes, not for scores. Leave it out.")
         tokens = tokenize(examples, encoder.tokenizer, self.text_columns, max_length)
         return self._items(examples, encoder.read_texts(tokens))
 

@@ -124,8 +124,8 @@ class LabeledTask(Task):
 def check_labels(
     load: Callable[[Saved | None], LabeledTask], command: Command
 ) -> Callable[[Saved | None], LabeledTask] | None:
-    """Write the label issues if the command asks for it; return what loads the task to train on,
-    or None if nothing is to be trained.
+    """Write the label issues if the command asks for it and the labels are classes; return what
+    loads the task to train on, or None if nothing is to be trained.
     """
     arguments, training = command.arguments, command.training
     if arguments.check_labels is None or arguments.evaluate is not None:
@@ -149,7 +149,10 @@ def check_labels(
             # So that the corrected table is read as this one; see `read_as_before`.
             write_json(folder / ARGUMENTS_FILE, flags_of([arguments]))
 
-    on_main(training, check)
+    if task.problem_type == "regression":
+        log("label check: scores are not checked, as only classes are")
+    else:
+        on_main(training, check)
     return None if arguments.check_labels == "only" else partial(as_loaded, task)
 
 
