@@ -77,7 +77,9 @@ def read_shapes(folder: Path) -> dict[str, torch.Size] | None:
 
 
 def check_at_hand(weights: Mapping[str, Any]) -> None:
-    """Refuse to save, copy or replace weights of which this process does not hold the whole."""
+    """Refuse to save, copy or replace weights that are not finite, or of which this process does
+    not hold the whole.
+    """
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor) or weight.is_meta:
             state = "offloaded" if isinstance(weight, torch.Tensor) else "quantized"

@@ -171,8 +171,9 @@ def split_to_score(
 ) -> dict[str, Dataset]:
     """Return the splits on which a saved adapter or model is scored, without "train".
 
-    Without a validation split, all examples are scored. If the run was trained on them, only those
-    are that it left out of the training. `keep_repeated` is for runs that did not record it.
+    Without a validation split, all examples are scored; of those that the run was trained on, only
+    those that it kept for validation. If it kept none of them, a line says so, and all are scored.
+    `keep_repeated` is for runs that did not record it.
     """
     recorded = results.get("arguments", {})
     # By the content of the data or else by their name.
