@@ -19,6 +19,10 @@ from ..saved.adapter import adapter_of_run
 from .held_adapters import TaskSource
 
 
+class ListError(AdapterError):
+    """A list of adapters cannot be read or written."""
+
+
 def find_adapters(path: Path) -> dict[str, Path]:
     """Return the folders of adapters, by task: of a folder of adapters or runs, or of one adapter
     or run.
@@ -53,7 +57,7 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     if path.is_dir():
         adapters = {task: TaskSource(str(folder)) for task, folder in find_adapters(path).items()}
     else:
-        adapters = _read_list(path)
+        _, adapters = _read_list(path)
     if not adapters:
         raise AdapterError(
             f"A service needs at least one adapter; {path} has none. Check the path."
@@ -71,24 +75,20 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().compose_node(*args)
 
 
-def _load(path: Path) -> Any:
-    """Return the content of a list in YAML or JSON, which is YAML."""
-    return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-
-
-def _read_list(path: Path) -> dict[str, TaskSource]:
-    adapters = {}
+def _read_list(path: Path) -> tuple[dict[str, Any], dict[str, TaskSource]]:
+    """Return what a list in YAML or JSON, which is YAML, has of each task, and what it means."""
+    content, adapters = {}, {}
     try:
-        content = _load(path)
-        for task, listed in content.items():
+        for task, listed in yaml.load(path.read_text(encoding="utf-8"), _Loader).items():
+            name = printable(str(task))
             fields = {"source": listed} if isinstance(listed, str) else listed
-            adapters[printable(str(task))] = resolve(path, TaskSource(**fields))
+            content[name], adapters[name] = listed, resolve(path, TaskSource(**fields))
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise AdapterError(
+        raise ListError(
             f"{path} must map each task to a folder, to a name on the Hub, or to a mapping with "
             f"source and optionally revision and threshold. {shortened(str(error))}"
         ) from error
-    return adapters
+    return content, adapters
 
 
 def resolve(path: Path, source: TaskSource) -> TaskSource:
@@ -104,6 +104,7 @@ def changing_list(path: Path) -> Iterator[dict[str, Any]]:
     Comments get lost. One process at a time can change it. After an error, it is as it was.
 
     Raises:
+        ListError: It is not valid, or cannot be written.
         ValueError: It is a folder, or no adapter would be left.
     """
     import fcntl  # not on Windows
@@ -114,16 +115,22 @@ def changing_list(path: Path) -> Iterator[dict[str, Any]]:
             "change tasks by requests, start the service with a list, as --adapters tasks.yaml."
         )
     folder = os.open(path.parent, os.O_RDONLY)
+    written = path.with_name(f".{path.name}.new")
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        content = {}
-        for task, listed in _load(path).items():
-            content[printable(str(task))] = listed
-        yield content
-        if not content:
-            raise ValueError("A service needs at least one adapter. Add another one first.")
-        written = path.with_name(f".{path.name}.new")
-        written.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-        written.replace(path)
+        content, _ = _read_list(path)
+        try:
+            file = written.open("w", encoding="utf-8")  # before anything changes
+        except OSError as error:
+            raise ListError(f"{path} cannot be written: {error.strerror}.") from error
+        try:
+            with file:
+                yield content
+                if not content:
+                    raise ValueError("A service needs at least one adapter. Add another one first.")
+                yaml.safe_dump(content, file, sort_keys=False)
+            written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)
     finally:
         os.close(folder)

@@ -19,7 +19,7 @@ import torch
 from houlsby_peft_serve import ServiceOptions
 
 from ..errors import UNPRINTABLE
-from ..predict.adapter_list import changing_list, read_adapters, resolve
+from ..predict.adapter_list import ListError, changing_list, read_adapters, resolve
 from ..predict.held_adapters import TaskSource
 from ..predict.questions import Question, TaskFacts
 from ..predict.task_bank import TaskBank, UnknownTaskError
@@ -154,7 +154,7 @@ class BankEngine:
         """Add a task to the list of adapters, or replace it; None removes it."""
         try:
             await asyncio.to_thread(self._change, task, source)
-        except UnknownTaskError:
+        except (UnknownTaskError, ListError):
             raise
         except (ValueError, OSError) as error:
             raise ChangeError(str(error)) from error

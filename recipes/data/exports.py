@@ -44,7 +44,7 @@ def read_export(rows: Sequence[Row]) -> tuple[str, list[Row]] | None:
         try:
             if not sign <= row.keys():
                 raise KeyError(*sorted(sign - row.keys()))
-            examples += [{**example, WHERE: row[WHERE]} for example in read_row(row)]
+            examples += [{WHERE: row[WHERE], **example} for example in read_row(row)]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise RecipeError(
                 f"{row[WHERE]} is not as {tool} exports it: {type(error).__name__} {error}. "
@@ -190,6 +190,7 @@ def _read_squad(row: Row) -> list[Row]:
                     "context": paragraph["context"],
                     "question": question["question"],
                     "answers": question.get("answers") or [],
+                    WHERE: f"question {question['id']}",
                 }
             )
     return examples

@@ -51,6 +51,8 @@ def find_label_columns(
             raise _no_label_column(train, repr(named[matches.index(None)]), columns)
         return tuple(filter(None, matches))
     candidates = [name for name in columns if name not in (*text_columns, *_OF_CHECKS)]
+    if {"question", "context", "answers"} <= {*columns}:
+        raise RecipeError("The rows are questions about a context: give --recipe squad.")
     if {"tokens", "tags"} <= {*columns} and "text" not in columns:
         raise RecipeError("The rows are tagged words: give --recipe token_classification.")
     matches = [match_column(candidates, name) for name in LABEL_COLUMNS]

@@ -50,7 +50,8 @@ class Labels:
         """Replace the labels of the split `name`, as they are written, by the column `label`.
 
         It holds class numbers, scores, or a list with 0 or 1 for each class. Rows with a class that
-        no training example has are left out, unless they are the most.
+        no training example has, or with a score that is no number, are left out, unless they are
+        the most.
         """
         rows, values, unknown = [], [], {}
         for row, label in enumerate(labels):
@@ -59,14 +60,17 @@ class Labels:
                 rows.append(row)
             except KeyError as error:
                 unknown[row] = error.args[0]
-        if unknown and (self.problem_type == REGRESSION or len(unknown) > len(rows)):
+        if len(unknown) > len(rows):
             row, label = next(iter(unknown.items()))
             raise RecipeError(
                 f"{name}: a label must be {self._describe()}; {locate(data, row)} has {label!r}. "
                 "Correct it, leave the row out, or give another --problem_type."
             )
-        classes = ", ".join(map(repr, dict.fromkeys(unknown.values())))
-        data = keep_rows(data, rows, name, f"with a class that no training example has ({classes})")
+        reason = "with a class that no training example has"
+        if self.problem_type == REGRESSION:
+            reason = "with a label that is no number"
+        found = ", ".join(map(repr, dict.fromkeys(unknown.values())))
+        data = keep_rows(data, rows, name, f"{reason} ({found})")
         types = {
             SINGLE: Value("int64"),
             REGRESSION: Value("float32"),
@@ -107,7 +111,7 @@ class Labels:
     def _describe(self) -> str:
         """Return what a label must be."""
         if self.problem_type == REGRESSION:
-            return "a finite number, with a decimal point"
+            return "a finite number"
         classes = (
             f"one of the {len(self.names)} classes of the training examples: "
             f"{', '.join(self.names[:SHOWN])}"

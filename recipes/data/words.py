@@ -1,14 +1,21 @@
 """Words and their tags from a data set: lists of words, lists as text, texts with marked spans."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from datasets import Dataset, List, Value
 
-from data.data import check_columns, columns_of, find_column, keep_rows, locate, rows_of
+from data.data import (
+    check_columns,
+    columns_of,
+    find_column,
+    keep_rows,
+    locate,
+    locate_first,
+    rows_of,
+)
 from data.exports import as_span
 from data.label_column import LabelColumn, declared_classes, read_list
 from data.tag_dialects import as_iob2, is_iob
@@ -47,7 +54,7 @@ def read_words(
         tag_column: The column of the tags. None: it has a usual name.
         tag_names: The names of tags that are numbers.
     """
-    splits = {name: _gather_words(split) for name, split in splits.items()}
+    splits = {name: _gather_words(split, name) for name, split in splits.items()}
     train = splits["train"]
     if _SPANS in columns_of(train):
         return {name: _read_spans(split, name) for name, split in splits.items()}, ()
@@ -65,7 +72,7 @@ def read_words(
     return words, declared if is_iob(declared) else ()
 
 
-def _gather_words(data: Dataset) -> Dataset:
+def _gather_words(data: Dataset, split: str) -> Dataset:
     """Return the sentences of a table with a word per row; other data as they are.
 
     A row without the number or name of its sentence belongs to the sentence before.
@@ -83,6 +90,11 @@ def _gather_words(data: Dataset) -> Dataset:
         if not rows or sentence not in (None, "", last_sentence):
             rows.append({"tokens": [], "tags": [], WHERE: locate(data, number)})
             last_sentence = sentence
+        if tag in (None, ""):
+            raise RecipeError(
+                f"{split}: each word must have a tag; {locate(data, number)} has none for "
+                f"{str(word)[:100]!r}. Correct it, or leave the row out."
+            )
         rows[-1]["tokens"].append(str(word))
         rows[-1]["tags"].append(str(tag))
     log(f"{len(rows):,} sentences, by the column {names[0]!r}")
@@ -142,13 +154,14 @@ def _make_data(data: Dataset, words: list[list[str]], tags: list[list[str]]) -> 
 def _read_spans(data: Dataset, name: str) -> Dataset:
     """Return the words of texts, of which marked spans are entities.
 
-    A span that ends within a word marks the whole word. Of spans that overlap or share a word, the
-    first counts; those that mark no word, as beyond the end of the text, are left out.
+    A span that begins or ends within a word marks the whole word. Of spans that overlap or share a
+    word, the first counts; those that mark no word, or end beyond their text, are left out.
     """
     check_columns(data, name, (), ("text", _SPANS))
     rows = [row for row, text in enumerate(data["text"]) if text and text.strip()]
     data = keep_rows(data, rows, name, "without text")
-    words, tags, left_out = [], [], Counter[str]()
+    words, tags = [], []
+    rows_of_notes: dict[str, list[int]] = {}  # by what is noted: the row of each span
     for row, (text, spans) in enumerate(zip(data["text"], data[_SPANS], strict=True)):
         matches = list(_WORD.finditer(text))
         words.append([match[0] for match in matches])
@@ -159,29 +172,38 @@ def _read_spans(data: Dataset, name: str) -> Dataset:
                 f"{name}: a span must have the characters start and end, and a label; "
                 f"{locate(data, row)} has {str(spans)[:100]}. Correct it, or leave the row out."
             ) from error
-        tags.append(_mark(matches, marked, left_out))
-    for reason, count in left_out.items():
-        log(f"{name}: {count:,} spans {reason} and are left out")
+        named, notes = _mark(text, matches, marked)
+        tags.append(named)
+        for note in notes:
+            rows_of_notes.setdefault(note, []).append(row)
+    for note, noted in rows_of_notes.items():
+        log(f"{name}: spans that {note}: {len(noted):,} ({locate_first(data, noted)})")
     return _make_data(data, words, tags)
 
 
 def _mark(
-    words: Sequence[re.Match[str]], spans: Sequence[Mapping[str, Any]], left_out: Counter[str]
-) -> list[str]:
-    """Return the tags of the words of a text in IOB2; count the spans that are left out."""
-    tags = ["O"] * len(words)
+    text: str, words: Sequence[re.Match[str]], spans: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], list[str]]:
+    """Return the tags of the words of a text in IOB2, and what to note of its spans."""
+    tags, notes = ["O"] * len(words), []
     for span in sorted(spans, key=itemgetter("start")):
         covered = []
         for number, word in enumerate(words):
             if word.start() < span["end"] and word.end() > span["start"]:
                 covered.append(number)
         if not covered:
-            left_out["mark no word of their text"] += 1
-        if {tags[number] for number in covered} - {"O"}:
-            left_out["overlap earlier ones or share a word with one"] += 1
+            notes.append("mark no word of their text and are left out")
             continue
+        if span["end"] > len(text):
+            notes.append("end beyond their text and are left out")
+            continue
+        if {tags[number] for number in covered} - {"O"}:
+            notes.append("overlap earlier ones or share a word with one and are left out")
+            continue
+        if span["start"] > words[covered[0]].start() or span["end"] < words[covered[-1]].end():
+            notes.append("begin or end within a word, and mark the whole word")
         for number in covered:
             tags[number] = f"I-{span['label']}"
         for number in covered[:1]:
             tags[number] = f"B-{span['label']}"
-    return tags
+    return tags, notes

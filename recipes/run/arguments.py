@@ -9,6 +9,7 @@ from typing import Any, Literal
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.tables import suffix_of
 from run.edge import RecipeError, looks_like_a_path
+from run.run import LABEL_ISSUES, LABEL_ISSUES_LIST
 from run.training_arguments import RecipeTrainingArguments, flag
 
 
@@ -139,6 +140,11 @@ class DataArguments(EncoderArguments):
         check_path("test_file", self.test_file)
         if isinstance(self.data, str):  # stream.py has a list
             check_path("data", self.data)
+            if Path(self.data).name == LABEL_ISSUES_LIST:
+                raise RecipeError(
+                    f"{self.data} is a list of labels that are probably wrong. Correct them in the "
+                    "data that the run was trained on, and train on these again."
+                )
 
     @property
     def read_options(self) -> ReadOptions:
@@ -154,7 +160,7 @@ class DataArguments(EncoderArguments):
     def is_corrected(self) -> bool:
         """Whether the data are a table of label issues that a run has written."""
         path = Path(self.data).expanduser()
-        return path.is_file() and path.name.partition(".")[0] == "label_issues"
+        return path.is_file() and path.name.partition(".")[0] == LABEL_ISSUES
 
     @property
     def name(self) -> str:

@@ -22,6 +22,8 @@ from run.files import fingerprint, fingerprint_of_all, read_object, write_json
 
 
 ARGUMENTS_FILE, RESULTS_FILE = "arguments.json", "results.json"
+LABEL_ISSUES = "label_issues"  # the name of a copy of the table, without its extension
+LABEL_ISSUES_LIST = f"{LABEL_ISSUES}_list.csv"  # of other data
 EVALUATION = "evaluation"  # a subfolder, so that the files of a run remain
 SAVED = ("adapter", "model")  # the subfolders for the kept weights
 # Of the training, at which the scores of an evaluation were computed.

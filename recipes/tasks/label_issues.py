@@ -42,7 +42,14 @@ from run.command import Command
 from run.edge import log
 from run.files import write_json
 from run.model import on_main
-from run.run import ARGUMENTS_FILE, RESULTS_FILE, WHERE, flags_of
+from run.run import (
+    ARGUMENTS_FILE,
+    LABEL_ISSUES,
+    LABEL_ISSUES_LIST,
+    RESULTS_FILE,
+    WHERE,
+    flags_of,
+)
 from run.saved import Saved
 from run.trainer import RecipeTrainer
 from tasks.frozen_encoder import FrozenEncoder, Numbers, States, make_classifier
@@ -50,7 +57,6 @@ from tasks.scores import NO_CLASS
 from tasks.task import Task
 
 
-NAME = "label_issues"  # of the file
 ADDED = ("suggestion", "probability")  # to the columns of a table
 MOST_ROWS = 10_000  # for what was trained and the baseline, which take seconds
 _FOLDS = 5
@@ -109,8 +115,8 @@ class LabeledTask(Task):
             targets = np.concatenate([part.targets for part in items])
             values = np.concatenate([part.values for part in items])
             predicted = predict_targets(values, targets, trainer.record)
-            if (predicted == predicted[0]).all():
-                log("label check: no labels are listed, as all predictions are the same")
+            if are_no_better_than_constant(predicted, targets):
+                log("label check: no labels are listed, as one class for all would be as good")
             else:
                 issues = find_disagreements(targets, values, predicted)
                 table = pd.concat([part.table for part in items])
@@ -281,6 +287,15 @@ def predict_targets(
     return predicted
 
 
+def are_no_better_than_constant(predicted: Numbers, targets: Numbers) -> bool:
+    """Return whether one class for all would be right as often; with several classes per row,
+    whether all predictions are the same.
+    """
+    if targets.ndim == 1:
+        return bool((predicted == targets).sum() <= np.bincount(targets).max())
+    return bool((predicted == predicted[0]).all())
+
+
 def find_disagreements(
     targets: Numbers, probabilities: NDArray[np.float64], predicted: Numbers
 ) -> Issues:
@@ -319,9 +334,9 @@ def write_issues(
     folder = Path(command.training.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     own = table_of(command)
-    path = folder / f"{NAME}.csv"
+    path = folder / LABEL_ISSUES_LIST
     if own is not None:
-        path = path.with_suffix(own.format if own.format in WRITTEN else ".xlsx")
+        path = folder / f"{LABEL_ISSUES}{own.format if own.format in WRITTEN else '.xlsx'}"
         keep_corrected(path, own)
         added = added_to(own, command)
         by_row = {row["row"]: row for row in found.to_dict("records")}
@@ -331,9 +346,9 @@ def write_issues(
         write_table(path, own.rows, own, [*added.values()])
     else:
         found.map(defused).to_csv(path, index=False)
-    for older in folder.glob(f"{NAME}.*"):
-        if older.stem == NAME and older != path:
-            older.unlink()
+    for older in (folder / LABEL_ISSUES_LIST, *folder.glob(f"{LABEL_ISSUES}.*")):
+        if older.stem in (LABEL_ISSUES, Path(LABEL_ISSUES_LIST).stem) and older != path:
+            older.unlink(missing_ok=True)
     log(f"label check: {len(found):,} of {len(targets):,} labels are {finding}: {path}")
     for row in found.head(_SHOWN).to_dict("records"):
         text = textwrap.shorten(row.get("word", row["text"]), _SHOWN_TEXT, placeholder="...")
@@ -345,7 +360,7 @@ def added_to(own: Table, command: Command) -> dict[str, str]:
     earlier check are replaced, but not columns of the user's own.
     """
     are_free = command.arguments.is_corrected or not {*ADDED} & {*own.columns}
-    return {name: name if are_free else f"{NAME}_{name}" for name in ADDED}
+    return {name: name if are_free else f"{LABEL_ISSUES}_{name}" for name in ADDED}
 
 
 def keep_corrected(path: Path, own: Table) -> None:
@@ -356,7 +371,7 @@ def keep_corrected(path: Path, own: Table) -> None:
     if earlier == [[row.get(name) for name in own.columns] for row in own.rows]:
         return
     number = 1
-    while (kept := path.with_name(f"{NAME}.{number}{path.suffix}")).exists():
+    while (kept := path.with_name(f"{LABEL_ISSUES}.{number}{path.suffix}")).exists():
         number += 1
     path.replace(kept)
     log(f"note: {path} differs from {own.path} in more than suggestions, and is now {kept.name}")
@@ -370,8 +385,8 @@ def gather_issues(commands: Mapping[str, Command]) -> Path | None:
     for task, command in commands.items():
         folder = Path(command.training.output_dir)
         whole = whole or table_of(command)
-        for of_task in folder.glob(f"{NAME}.*"):
-            if whole is None or of_task.stem != NAME:
+        for of_task in folder.glob(f"{LABEL_ISSUES}.*"):
+            if whole is None or of_task.stem != LABEL_ISSUES:
                 continue
             columns = added_to(whole, command)
             suggested = read_table(of_task).rows

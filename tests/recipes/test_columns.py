@@ -34,8 +34,8 @@ TASKS = ("topic", "mood", "is_it_late")
 
 
 def train(encoder, data, output, **flags: object) -> None:
-    run(text_classification, data=data, model_name=encoder, output_dir=output, max_steps=4,
-        baseline=False, **flags)  # fmt: skip
+    run(text_classification, data=data, model_name=encoder, output_dir=output, baseline=False,
+        **{"max_steps": 4, **flags})  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,8 @@ def ladders(encoder, table, tmp_path_factory):
         return forward(layer, hidden, *args, **kwargs)
 
     with patch.object(BertLayer, "forward", count):
-        train(encoder, table, folder, kind="ladder", r=4, label_columns=[*LABELS])
+        train(encoder, table, folder, kind="ladder", r=4, label_columns=[*LABELS], max_steps=30,
+              learning_rate=3e-2)  # fmt: skip
     return folder, texts
 
 

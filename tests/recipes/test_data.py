@@ -93,6 +93,7 @@ class TestColumns:
             ({"text": TEXTS, "label": ["x", "y"] * 10}, {"text_columns": ["text", "label"]},
              "--label_columns"),
             ({"text": TEXTS, "entities": [[[0, 4, "X"]]] * 20}, {}, "token_classification"),
+            ({"question": TEXTS, "context": TEXTS, "answers": [[]] * 20}, {}, "--recipe squad"),
         ],
     )  # fmt: skip
     def test_what_is_asked_for(self, columns, options, word, tmp_path):
@@ -234,6 +235,13 @@ class TestLabels:
         write(tmp_path / "validation.csv", text=["two\nlines", "words"], label=["", label])
         with pytest.raises(RecipeError, match=f"row 3 has '{label}'"):
             load_texts(tmp_path, **options)
+
+    def test_scores_that_are_no_numbers_are_left_out_of_validation_too(self, tmp_path, capsys):
+        write(tmp_path / "train.csv", text=TEXTS, label=repeat(["1.5", "2"]))
+        write(tmp_path / "validation.csv", text=["a", "b", "c"], label=["1", "1.234,5", "2.5"])
+        task = load_texts(tmp_path)
+        assert task.splits["validation"]["label"][:] == [1.0, 2.5]
+        assert "validation: 1 row with a label that is no number" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("labels", "word"),

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zipfile
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -566,12 +567,25 @@ class TestTags:
         sentences, _ = read_tagged(write_json(tmp_path / "a.json", [row] * 4), **options)
         assert sentences == [(SENTENCE, IOB2)] * 4
 
-    def test_spans_that_share_a_word(self, tmp_path, capsys):
-        spans = [{**SPAN, "start": start, "end": start + 2} for start in (3, 8)]
-        row = {"text": "IUX94Rgc83 sings", "spans": spans, "answer": "accept"}
-        sentences, _ = read_tagged(write_json(tmp_path / "a.json", [row] * 4))
-        assert sentences == [(["IUX94Rgc83", "sings"], ["B-PER", "O"])] * 4
-        assert "4 spans overlap earlier ones or share a word with one" in capsys.readouterr().out
+    @pytest.mark.parametrize(
+        ("spans", "tags", "note"),
+        [
+            # The first counts.
+            ([(3, 5), (8, 10)], ["B-PER", "O"], "overlap earlier ones or share a word with one"),
+            # As of tools that count characters as JavaScript does.
+            ([(2, 12)], ["B-PER", "I-PER"], "begin or end within a word, and mark the whole word"),
+            ([(0, 99)], ["O", "O"], "end beyond their text"),
+            ([(10, 11)], ["O", "O"], "mark no word of their text"),
+        ],
+    )
+    def test_spans_that_do_not_fit(self, spans, tags, note, tmp_path, capsys):
+        marked = [{**SPAN, "start": start, "end": end} for start, end in spans]
+        row = {"text": "IUX94Rgc83 sings", "spans": marked, "answer": "accept"}
+        right = {"text": "Ada", "spans": [{**SPAN, "start": 0, "end": 3}], "answer": "accept"}
+        sentences, _ = read_tagged(write_json(tmp_path / "a.json", [row] * 4 + [right]))
+        assert (["IUX94Rgc83", "sings"], tags) in sentences
+        [listed] = re.findall(f"spans that {note}.*: (.*)", capsys.readouterr().out)
+        assert listed == "4 (row 1, row 2, row 3, row 4)"
 
     def test_a_word_per_row(self, tmp_path):
         rows = []
@@ -581,3 +595,9 @@ class TestTags:
                 rows.append({"Sentence #": sentence, "Word": word, "POS": "X", "Tag": tag})
         pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
         assert read_tagged(tmp_path / "a.csv")[0] == [(SENTENCE, IOB2)] * 4
+
+    def test_a_word_without_a_tag(self, tmp_path):
+        rows = {"sentence_id": ["1", "1"], "word": ["Ada", "saw"], "tag": ["B-PER", ""]}
+        pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+        with pytest.raises(RecipeError, match="row 3 has none for 'saw'"):
+            read_tagged(tmp_path / "a.csv")

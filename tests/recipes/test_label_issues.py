@@ -18,7 +18,12 @@ import token_classification
 from demo import minimal_pairs
 from houlsby_peft import AdapterRecord
 from recipe_runs import load_texts, results_of, run, write
-from tasks.label_issues import find_disagreements, find_issues, predict_targets
+from tasks.label_issues import (
+    are_no_better_than_constant,
+    find_disagreements,
+    find_issues,
+    predict_targets,
+)
 
 
 TICKETS = {
@@ -149,7 +154,7 @@ def test_wrong_tags_are_found(tmp_path):
     data = tmp_path / "tickets.conll"
     data.write_text("\n".join(lines))
     check_labels(token_classification, data, tmp_path)
-    issues = pd.read_csv(tmp_path / "label_issues.csv", keep_default_na=False)
+    issues = pd.read_csv(tmp_path / "label_issues_list.csv", keep_default_na=False)
     listed = []
     for issue in issues.itertuples():
         row, number = row_of_line[issue.row], issue.position - 1
@@ -229,6 +234,20 @@ def test_corrections_and_columns_of_the_user_stay(encoder, tmp_path, capsys):
     assert check()["label"][0] == "a"
     assert pd.read_csv(issues.with_name("label_issues.1.csv"))["label"][0] == "b"
     assert "is now label_issues.1.csv" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("targets", "predicted", "expected"),
+    [
+        ([0, 0, 0, 1], [0, 0, 0, 0], True),
+        ([0, 0, 0, 1], [0, 0, 1, 1], True),
+        ([0, 0, 1, 1], [0, 0, 0, 1], False),
+        ([[1, 0], [0, 0]], [[0, 0], [0, 0]], True),
+        ([[1, 0], [0, 0]], [[0, 0], [1, 0]], False),
+    ],
+)
+def test_what_has_learned_nothing_lists_nothing(targets, predicted, expected):
+    assert are_no_better_than_constant(np.array(predicted), np.array(targets)) is expected
 
 
 def test_disagreements_by_the_thresholds_of_classes():

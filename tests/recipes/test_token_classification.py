@@ -90,8 +90,8 @@ def evaluate(data, trained, output):
 
 class TestRuns:
     def test_the_words_that_the_kept_weights_contradict_are_listed(self, encoder, data, tmp_path):
-        train(encoder, data, tmp_path / "run", learning_rate=1e-2, max_steps=8)
-        issues = pd.read_csv(tmp_path / "run" / "label_issues.csv")
+        train(encoder, data, tmp_path / "run", learning_rate=1e-2, max_steps=40)
+        issues = pd.read_csv(tmp_path / "run" / "label_issues_list.csv")
         columns = ["row", "text", "position", "word", "label", "suggestion", "probability"]
         assert list(issues) == columns
         assert issues["probability"].is_monotonic_decreasing
@@ -106,6 +106,8 @@ class TestRuns:
                     expected.append((" ".join(words), position + 1, word, tag, predicted))
         assert expected
         assert sorted(issues[columns[1:6]].itertuples(index=False, name=None)) == sorted(expected)
+        with pytest.raises(RecipeError, match="Correct them in the data"):
+            train(encoder, tmp_path / "run" / "label_issues_list.csv", tmp_path / "again")
 
     def test_entities(self, encoder, data, tmp_path):
         results = train(encoder, data, tmp_path / "run", learning_rate=1e-2)

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 from urllib.parse import quote
 
 import pytest
@@ -321,6 +322,23 @@ def test_an_adapter_that_cannot_be_served_is_refused_and_no_path_is_told(managed
     assert status == 422
     assert str(managed.adapters.parent) not in answer["error"]
     assert managed.ask_task("first", **ASKS)[0] == 200
+
+
+def test_a_list_that_cannot_be_changed_is_answered_and_stays(managed):
+    content = managed.adapters.read_text()
+    managed.adapters.write_text("first: [adapters")
+    status, answer = managed.put("new", "adapters/second", **CHANGES)
+    assert (status, "must map each task" in answer["error"]) == (500, True)
+    managed.adapters.write_text(content)
+    # As in another user's folder, where nothing can be written: the task is served all the time.
+    written = managed.adapters.with_name(".tasks.yaml.new")
+    written.mkdir()
+    with patch.object(managed.engine._bank, "remove") as remove:
+        assert managed.delete("7") == 500
+    remove.assert_not_called()
+    written.rmdir()
+    assert managed.adapters.read_text() == content
+    assert managed.delete("7") == 200
 
 
 def test_a_damaged_adapter_is_reported_while_the_one_before_it_stays(managed):
