@@ -31,6 +31,7 @@ LABELS = {
     "is it/late?": ["yes", "no", "no"] * 20,
 }
 TASKS = ("topic", "mood", "is_it_late")
+LADDER = {"kind": "ladder", "r": 4, "max_steps": 30, "learning_rate": 3e-2}  # learns some labels
 
 
 def train(encoder, data, output, **flags: object) -> None:
@@ -57,8 +58,7 @@ def ladders(encoder, table, tmp_path_factory):
         return forward(layer, hidden, *args, **kwargs)
 
     with patch.object(BertLayer, "forward", count):
-        train(encoder, table, folder, kind="ladder", r=4, label_columns=[*LABELS], max_steps=30,
-              learning_rate=3e-2)  # fmt: skip
+        train(encoder, table, folder, label_columns=[*LABELS], **LADDER)
     return folder, texts
 
 
@@ -206,7 +206,7 @@ def test_a_folder_of_one_run_is_left_to_it(encoder, table, tmp_path):
 
 def test_corrected_labels_are_trained_on_as_the_columns_were_first_read(ladders, encoder, tmp_path):
     folder, _ = ladders
-    train(encoder, folder / "label_issues.csv", tmp_path / "again", kind="ladder", r=4)
+    train(encoder, folder / "label_issues.csv", tmp_path / "again", **LADDER)
     for task in TASKS:
         first, again = results_of(folder / task), results_of(tmp_path / "again" / task)
         assert (again["task"], again["labels"]) == (first["task"], first["labels"])
