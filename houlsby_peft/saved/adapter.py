@@ -241,12 +241,13 @@ def _read_config(folder: Path) -> tuple[HoulsbyConfig, SavedState]:
     path, weights = folder / CONFIG_NAME, folder / SAFETENSORS_WEIGHTS_NAME
     if not path.is_file():
         remedy = "Check the name."
-        # PEFT saves an adapter that is not called "default" in a folder of its name.
-        inner = sorted(folder.glob(f"*/{CONFIG_NAME}"))
+        # PEFT saves an adapter that is not called "default" in a folder of its name. A recipe has
+        # a run of each task.
+        inner = [*folder.glob(f"*/{CONFIG_NAME}"), *folder.glob(f"*/adapter/{CONFIG_NAME}")]
         if (folder / "config.json").exists():
             remedy = "It looks like a whole model: load it with transformers."
         elif inner:
-            remedy = f"Give the folder of an adapter in it, such as {inner[0].parent}."
+            remedy = f"Give the folder of an adapter in it, such as {min(inner).parent}."
         raise AdapterError(
             f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}"
         )

@@ -18,6 +18,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 import houlsby_peft
 import text_classification
 from demo import minimal_pairs
+from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
 from recipe_runs import results_of, run, write
 from run.edge import RecipeError
@@ -112,6 +113,11 @@ def test_the_folder_predicts_a_column_for_each_task(ladders, table, tmp_path):
         alone = houlsby_peft.load(folder / task).predict(list(SENTENCES))
         name = f"predicted_{task}" if task in LABELS else task
         assert [row[name] for row in rows] == [prediction["label"] for prediction in alone]
+
+
+def test_the_folder_is_no_adapter(ladders):
+    with pytest.raises(AdapterError, match=r"such as .*is_it_late.adapter\."):
+        houlsby_peft.load(ladders[0])
 
 
 def test_the_folder_is_evaluated_on_other_data(ladders, tmp_path, monkeypatch):
