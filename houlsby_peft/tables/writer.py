@@ -16,6 +16,7 @@ from .table import Cell, Row, Table
 WRITTEN = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
 # What a spreadsheet would run. As a label from an adapter's author, it gets an apostrophe.
 _FORMULA = re.compile(r"[=+@-].*[(|!]", re.DOTALL)
+_DECIMAL = re.compile(r"-?\d+([.,])\d+")
 
 
 def check_written(path: Path) -> str:
@@ -36,7 +37,8 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
     """Write rows with the columns of a table, and those that were added to them.
 
     Until all is written, the file has the further extension .part. The separator of .csv files is
-    kept, and the byte order mark by which Excel recognizes UTF-8. Lists and objects become JSON
+    kept, with the decimal comma that may go with it, and the byte order mark by which Excel
+    recognizes UTF-8. Lists and objects become JSON
     text in the formats that have none. In a spreadsheet, no text is a formula, and what was read
     from a cell with a number, a date or a truth value is one again.
     """
@@ -61,6 +63,8 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
         cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
         width = len(like.columns)
         cells = [[*line[:width], *map(defused, line[width:])] for line in cells]
+        if format_ == like.format and like.separator != "," and _has_decimal_commas(like):
+            cells = [list(map(_with_decimal_comma, line)) for line in cells]
         separator, encoding = "\t" if format_ == ".tsv" else ",", "utf-8"
         if format_ == like.format == ".csv":
             separator = like.separator
@@ -68,6 +72,20 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
         frame = pd.DataFrame(cells, columns=columns, dtype=object)
         frame.to_csv(part, sep=separator, index=False, encoding=encoding, lineterminator="\n")
     part.replace(path)
+
+
+def _has_decimal_commas(table: Table) -> bool:
+    """Return whether the numbers with decimals in a table all have a comma, and there are some."""
+    points = set()
+    for row in table.rows:
+        for cell in row.values():
+            if isinstance(cell, str) and (decimal := _DECIMAL.fullmatch(cell)):
+                points.add(decimal[1])
+    return points == {","}
+
+
+def _with_decimal_comma(value: Any) -> Any:
+    return str(value).replace(".", ",") if isinstance(value, float) else value
 
 
 def _write_sheet(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:

@@ -159,6 +159,27 @@ def test_a_large_table_keeps_its_quotation_marks_and_any_end_of_lines(tmp_path):
     assert read_table(tmp_path / "in.csv").rows[1] == {"id": "2", "text": "c, d"}
 
 
+@pytest.mark.parametrize(
+    ("separator", "prices", "written"),
+    [
+        (";", ("3,50", "-1,25"), "0,75"),  # as Excel has them where ; separates
+        (";", ("3,50", "1.25"), "0.75"),
+        (";", ("3", "4"), "0.75"),
+        (",", ('"3,50"', '"-1,25"'), "0.75"),
+    ],
+)
+def test_decimals_are_written_as_the_table_has_them(separator, prices, written, tmp_path):
+    lines = [f"text{separator}price", *(f"a{separator}{price}" for price in prices)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    table = read_table(tmp_path / "a.csv")
+    for row in table.rows:
+        row["score"] = 0.75
+    write_table(tmp_path / "b.csv", table.rows, table, ["score"])
+    again = read(tmp_path / "b.csv", separator)
+    assert [row["score"] for row in again] == [written] * 2
+    assert [row["price"] for row in again] == [price.strip('"') for price in prices]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_the_separator_and_the_encoding_are_found(encoding, separator, tmp_path):
