@@ -58,20 +58,31 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
     elif format_ == ".xlsx":
         _write_sheet(part, rows, columns)
     else:
-        import pandas as pd
-
-        cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
-        width = len(like.columns)
-        cells = [[*line[:width], *map(defused, line[width:])] for line in cells]
-        if format_ == like.format and like.separator != "," and _has_decimal_commas(like):
-            cells = [list(map(_with_decimal_comma, line)) for line in cells]
-        separator, encoding = "\t" if format_ == ".tsv" else ",", "utf-8"
-        if format_ == like.format == ".csv":
-            separator = like.separator
-            encoding = like.encoding if like.encoding == "utf-8-sig" else encoding
-        frame = pd.DataFrame(cells, columns=columns, dtype=object)
-        frame.to_csv(part, sep=separator, index=False, encoding=encoding, lineterminator="\n")
+        _write_separated(part, rows, columns, like, "\t" if format_ == ".tsv" else ",")
     part.replace(path)
+
+
+def _write_separated(
+    path: Path, rows: Sequence[Row], columns: Sequence[str], like: Table, separator: str
+) -> None:
+    """Write rows of separated values: a .csv file as the table's, if this is one."""
+    import pandas as pd
+
+    encoding = "utf-8"
+    if separator == "," and like.format == ".csv":
+        separator = like.separator
+        encoding = like.encoding if like.encoding == "utf-8-sig" else encoding
+    has_commas = separator == like.separator != "," and _has_decimal_commas(like)
+    cells = []
+    for row in rows:
+        line = [_as_text(row.get(name)) for name in columns]
+        for number in range(len(like.columns), len(line)):
+            value = defused(line[number])
+            is_decimal = has_commas and isinstance(value, float)
+            line[number] = str(value).replace(".", ",") if is_decimal else value
+        cells.append(line)
+    frame = pd.DataFrame(cells, columns=columns, dtype=object)
+    frame.to_csv(path, sep=separator, index=False, encoding=encoding, lineterminator="\n")
 
 
 def _has_decimal_commas(table: Table) -> bool:
@@ -82,10 +93,6 @@ def _has_decimal_commas(table: Table) -> bool:
             if isinstance(cell, str) and (decimal := _DECIMAL.fullmatch(cell)):
                 points.add(decimal[1])
     return points == {","}
-
-
-def _with_decimal_comma(value: Any) -> Any:
-    return str(value).replace(".", ",") if isinstance(value, float) else value
 
 
 def _write_sheet(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
