@@ -205,11 +205,10 @@ class Guard:
         if kind.lower() != "bearer":
             token = ""
         if not self._tokens.may_predict(token):
-            raise HTTPException(
-                401,
-                "A token is needed: send the header Authorization: Bearer TOKEN.",
-                {"www-authenticate": "Bearer"},
-            )
+            rule = "A token is needed: send the header Authorization: Bearer TOKEN."
+            if token:
+                rule = "The token is none of this service's; see --tokens of the service."
+            raise HTTPException(401, rule, {"www-authenticate": "Bearer"})
         changes_tasks = method in ("PUT", "DELETE") or path == "/reload"
         if changes_tasks and not self._tokens.may_manage(token):
             raise HTTPException(

@@ -67,7 +67,7 @@ def run(options: ServiceOptions) -> None:
             f"{options.host} can be reached from other machines. Give clients tokens with --tokens "
             "or HOULSBY_TOKENS, or let anybody ask with --open."
         )
-    count = len(read_adapters(options.adapters))
+    read_adapters(options.adapters)  # what is wrong with them ends it here
     with listen(options.host, options.port) as listener:
         _set_up_logs(options)
         if options.tokens and Path(options.tokens).expanduser().stat().st_mode & 0o004:
@@ -77,8 +77,9 @@ def run(options: ServiceOptions) -> None:
         if is_local and not options.hosts:
             options = replace(options, hosts=("127.0.0.1", "localhost", "[::1]"))
         _allow_many_connections()
-        server = Server(make_app(_start_engine(options), options, tokens))
-        _greet(options, count, listener.getsockname()[1])
+        engine = _start_engine(options)
+        server = Server(make_app(engine, options, tokens))
+        _greet(options, len(asyncio.run(engine.tasks())), listener.getsockname()[1])
         for number in (signal.SIGINT, signal.SIGTERM):
             # uvicorn sends itself the signal again at its end.
             signal.signal(number, lambda *_: None)

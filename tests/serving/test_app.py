@@ -288,7 +288,9 @@ def managed(folder, tmp_path):
 def test_tokens_are_asked_for(managed):
     assert managed.ask_task("first")[0] == 401
     assert managed.headers["www-authenticate"] == "Bearer"
-    assert managed.ask_task("first", authorization="Bearer other")[0] == 401
+    status, content = managed.ask_task("first", authorization="Bearer other")
+    assert status == 401
+    assert "none of this service's" in content["detail"]["rule"]
     assert managed.ask_task("first", **ASKS)[0] == managed.ask_task("first", **CHANGES)[0] == 200
     assert managed.put("new", "adapters/second", **ASKS)[0] == 403
     metrics = managed.ask("/metrics", **ASKS)[1]

@@ -58,6 +58,8 @@ def test_one_process_serves_and_ends_without_dropping_a_connection(folder, tmp_p
     import psutil
 
     adapters = shutil.copytree(folder, tmp_path / "adapters")
+    shutil.copytree(adapters / "first", adapters / "broken")
+    (adapters / "broken" / "adapter_model.safetensors").write_bytes(b"no tensors")
     flags = ["--watch", "0.3", "--log", "json", "--access-log"]
     with ServiceProcess(adapters, tmp_path / "log.txt", *flags) as service:
         assert psutil.Process(service.process.pid).children(recursive=True) == []
@@ -88,6 +90,8 @@ def check_log(lines):
     expected = [f"Task '{task}' was added." for task in (*TASKS, "new")]
     assert sorted(changes) == sorted([*expected, "Task 'second' was removed."])
     assert sum("'third' cannot be loaded" in message for message in messages) == 1
+    [start] = [message for message in messages if " on http" in message]
+    assert start.startswith("3 tasks on"), "a broken adapter is no task"
     assert not any("/health" in message for message in messages)
     [line] = [line for line in lines if line.get("request_id") == "abc"]
     del line["time"], line["message"], line["seconds"]
