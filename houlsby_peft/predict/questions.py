@@ -83,6 +83,7 @@ class Question:
         text: The input.
         task: The name of the task in its bank.
         top_k: As for `TaskBank.predict`.
+        of_all: Whether all tasks are asked, of which those that read other inputs are left out.
         all_classes: Whether a task with classes returns all of them, whatever its threshold.
         refuses_cut: Whether a text that is longer than the model reads is refused, not cut.
         threshold: The least score of a class, as a task of the bank has it.
@@ -96,6 +97,7 @@ class Question:
     text: Input
     task: str = ""
     top_k: int | None = None
+    of_all: bool = False
     all_classes: bool = False
     refuses_cut: bool = False
     threshold: float | None = None
@@ -110,6 +112,16 @@ class Question:
         """The number of characters of the input."""
         return len(self.text) if isinstance(self.text, str) else sum(map(len, self.text))
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the task was asked with all others, and reads inputs of another kind."""
+        return self.of_all and isinstance(self.result, OtherKindError)
+
+    @property
+    def error(self) -> Exception | None:
+        """The error for which there is no result."""
+        return self.result if isinstance(self.result, Exception) and not self.is_left_out else None
+
     def close(self, result: Any) -> None:
         """Set the result, and let go of what was needed for it."""
         self.result = result
@@ -118,6 +130,10 @@ class Question:
 
 class EmptyInputError(ValueError):
     """An input has no text."""
+
+
+class OtherKindError(ValueError):
+    """An input is of a kind that the task does not read, as a text for a task of pairs."""
 
 
 class Reader(ABC):
@@ -238,7 +254,7 @@ class Reader(ABC):
         kind = tuple if is_pair else str
         if kind not in self.kinds or not (is_pair or isinstance(text, str)):
             rule = " or ".join(self.kinds.values())
-            raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
+            raise OtherKindError(f"Each input must be {rule}; got {shortened(repr(text))}.")
         "".join(text).encode()  # half of a surrogate pair is a ValueError, not the tokenizer's own
         if not self.has_text(text):
             raise EmptyInputError(
@@ -247,7 +263,7 @@ class Reader(ABC):
             )
         if self._trained_on is not None and is_pair != (len(self._trained_on) == 2):
             kinds = ("single texts", "pairs of texts")
-            raise ValueError(
+            raise OtherKindError(
                 f"The adapter {self.called!r} reads {kinds[not is_pair]}, as it was trained on "
                 f"{' and '.join(map(repr, self._trained_on))}; got one of the {kinds[is_pair]}."
             )

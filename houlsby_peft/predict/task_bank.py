@@ -8,6 +8,7 @@ import reprlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -168,7 +169,7 @@ class TaskBank:
         for (tasks, text), limit in zip(several, limits, strict=True):
             questions += [Question(text, name, limit) for name in _as_names(tasks)]
         self._answer(questions, batch_size, return_errors)
-        return group_results(several, [question.result for question in questions])
+        return group_results(several, questions)
 
     def ask(
         self, text: Input, tasks: str | Iterable[str] | None = None, batch_size: int = 64
@@ -176,8 +177,8 @@ class TaskBank:
         """Ask one text many questions.
 
         Args:
-            text: An input that all of the tasks read.
-            tasks: The tasks, or one. Default: all of them.
+            text: The input.
+            tasks: The tasks, or one, which read such an input. Default: all that do.
             batch_size: Number of tasks that are predicted at once.
 
         Returns:
@@ -187,7 +188,9 @@ class TaskBank:
             AdapterError, HubError, ValueError: As for `predict`.
         """
         names = self.tasks if tasks is None else _as_names(tasks)
-        [results] = self.predict([(names, text)], batch_size)
+        questions = [Question(text, name, of_all=tasks is None) for name in names]
+        self._answer(questions, batch_size)
+        [results] = group_results([(names, text)], questions)
         return results  # type: ignore[no-any-return]
 
     def reader(self, task: str) -> Reader:
@@ -454,8 +457,8 @@ def _read(question: Question, task: BankTask, reader: Reader | Exception) -> Non
 
 def _raise_first(questions: Iterable[Question]) -> None:
     for question in questions:
-        if isinstance(question.result, Exception):
-            raise question.result
+        if question.error is not None:
+            raise question.error
 
 
 def _check_requests(requests: Sequence[object], limits: Sequence[object]) -> None:
@@ -479,14 +482,20 @@ def _as_names(tasks: str | Iterable[str]) -> list[str]:
 
 
 def group_results(
-    requests: Iterable[tuple[str | Sequence[str], Input]], results: Iterable[Any]
+    requests: Iterable[tuple[str | Sequence[str], Input]], questions: Iterable[Question]
 ) -> list[Any]:
-    """Return one result per request: for a list of tasks, a dict with the result of each."""
-    remaining = iter(results)
+    """Return one result per request: for a list of tasks, a dict with the result of each, but for
+    those that are left out.
+    """
+    remaining = iter(questions)
     answers: list[Any] = []
     for tasks, _ in requests:
         if isinstance(tasks, str):
-            answers.append(next(remaining))
-        else:
-            answers.append({task: next(remaining) for task in tasks})
+            answers.append(next(remaining).result)
+            continue
+        results = {}
+        for question in islice(remaining, len(tasks)):
+            if not question.is_left_out:
+                results[question.task] = question.result
+        answers.append(results)
     return answers

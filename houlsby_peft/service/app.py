@@ -94,7 +94,8 @@ async def predict(
     rows: list[int] = []
     for number, item in enumerate(body.inputs):
         names, text = item.names(all_tasks), item.input
-        questions += [Question(text, name, item.top_k) for name in names]
+        of_all = item.tasks == "*"
+        questions += [Question(text, name, item.top_k, of_all) for name in names]
         requests.append((names if item.tasks else "", text))
         rows += [number] * len(names)
     try:
@@ -102,7 +103,7 @@ async def predict(
     except UnansweredError as error:
         error.row = rows[error.row]
         raise
-    results = group_results(requests, [question.result for question in answered])
+    results = group_results(requests, answered)
     return Json({"predictions": results})
 
 

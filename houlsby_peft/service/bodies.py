@@ -24,7 +24,8 @@ Texts = Text | Annotated[list[Text], Field(min_length=1)]
 
 class Item(BaseModel):
     """An input: `task` or `tasks`, and either `text`, `text` and `text_pair`, or `question` and
-    `context`. Without a task, it is for the only one; the tasks "*" are all.
+    `context`. Without a task, it is for the only one; the tasks "*" are all that
+    read such an input.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)

@@ -98,8 +98,8 @@ class Service:
         self._check_limits(questions)
         answered = await self.engine.predict(questions)
         for number, question in enumerate(answered):
-            if isinstance(question.result, Exception):
-                raise UnansweredError(question.result, number)
+            if question.error is not None:
+                raise UnansweredError(question.error, number)
             if question.facts is not None:
                 self._base_model = question.facts.base_model
                 REQUEST.get().adapters[question.task] = question.facts.fingerprint

@@ -127,6 +127,35 @@ def test_the_best_of_several_labels(folders):
     assert TaskBank(folders).predict([("labels", WORDS[0])], top_k=5) == [near(labels)]
 
 
+def test_asking_all_tasks_leaves_out_those_that_read_other_inputs(folders):
+    bank = TaskBank(folders)
+    tags = {"things", "more things"}
+    answers = {"answer", "other answer"}
+    for text, others in ((WORDS[0], answers), (QUESTIONS[0], tags)):
+        named = [task for task in KINDS if task not in others]
+        assert bank.ask(text) == near(bank.ask(text, named))
+        assert list(bank.ask(text)) == named
+        with pytest.raises(ValueError, match="must be"):
+            bank.ask(text, list(KINDS))
+    with pytest.raises(ValueError, match="Leave out empty"):
+        bank.ask(" ")
+
+
+def test_a_service_that_is_asked_for_all_tasks_leaves_out_the_same(folders):
+    pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+    from running_service import ServiceInThread
+
+    service = ServiceInThread(folders["topic"].parent)
+    question, context = QUESTIONS[0]
+    row = {"question": question, "context": context}
+    status, content = service.predict({"tasks": "*", "text": WORDS[0]}, {"tasks": "*", **row})
+    refused, _ = service.predict({"tasks": [*KINDS], "text": WORDS[0]})
+    service.stop()
+    assert (status, refused) == (200, 422)
+    bank = TaskBank(folders)
+    assert content["predictions"] == [near(bank.ask(WORDS[0])), near(bank.ask(QUESTIONS[0]))]
+
+
 @pytest.mark.parametrize("task", ["similarity", "vector"])
 def test_classes_of_what_is_no_classification_are_refused(task, folders):
     with pytest.raises(ValueError, match="top_k"):
