@@ -173,7 +173,7 @@ def plan_push(
 
 def check_access(repo_id: str, token: str | None = None) -> str:
     """Return the name of a repository with its user, "user/name", if its name and the token are
-    valid.
+    valid. Whether this token may write there, the Hub says at the push.
     """
     with explain_hub_errors(repo_id):
         validate_repo_id(repo_id)
@@ -195,6 +195,11 @@ def _name_beneath(saved: SavedAdapter, name: str | None, token: str | None) -> S
     """
     record, name_in_file = saved.record, saved.config.beneath
     if name_in_file is None or record.beneath is None:
+        if name is not None:
+            raise AdapterError(
+                f"beneath names the adapter beneath a ladder; got {name!r} for an adapter that was "
+                "trained on the base model alone. Leave it out."
+            )
         return saved
     repo = find_repo(name_in_file)
     name_on_hub = name or (repo[0] if repo else name_in_file)

@@ -23,6 +23,7 @@ from typing import Any
 
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
+from ..errors import AdapterError
 from .markdown import Markdown, code
 
 
@@ -78,7 +79,11 @@ class Report:
 
 
 def read_report(folder: Path, results: Results | None = None) -> Report:
-    """Describe the runs of the adapter in a folder, by default the run that has saved it."""
+    """Describe the runs of the adapter in a folder, by default the run that has saved it.
+
+    Raises:
+        AdapterError: The results are of another adapter, or of several tasks.
+    """
     own_results = find_results(folder)
     figures = sorted(folder.glob("*.png"))
     if own_results is not None and own_results.parent.resolve() != folder.resolve():
@@ -89,6 +94,7 @@ def read_report(folder: Path, results: Results | None = None) -> Report:
     runs = read_runs(results or own_results) or [{}]
     # The page describes the run that has saved these weights.
     crc32 = zlib.crc32((folder / SAFETENSORS_WEIGHTS_NAME).read_bytes())
+    _check_runs(runs, crc32, folder)
     runs.sort(key=lambda run: run.get("adapter_crc32") != crc32)
     return Report(
         name=named_after.resolve().name,
@@ -98,6 +104,22 @@ def read_report(folder: Path, results: Results | None = None) -> Report:
         figures=figures,
         page=_page_of_runs(runs),
     )
+
+
+def _check_runs(runs: Sequence[TrainingRun], crc32: int, folder: Path) -> None:
+    """Refuse results whose scores are not this adapter's."""
+    checksums = [run.get("adapter_crc32") for run in runs]
+    if None not in checksums and crc32 not in checksums:
+        raise AdapterError(
+            f"The results must be of the run that saved the adapter in {folder}, and of its other "
+            "seeds; these are of other weights. Leave the results out to take those beside it."
+        )
+    tasks = {str(run.get("task")) for run in runs}
+    if len(tasks) > 1:
+        raise AdapterError(
+            "The results must be of one task with several seeds; got those of "
+            f"{' and '.join(sorted(tasks))}."
+        )
 
 
 def _page_of_runs(runs: Sequence[TrainingRun]) -> dict[str, Any]:

@@ -195,6 +195,15 @@ def test_several_seeds_give_mean_and_standard_error(adapter, tmp_path):
     assert format_mean([88.25, 89.15]) == "88.7 ± 0.5"  # large scores have one decimal
 
 
+def test_results_of_other_weights_or_of_several_tasks_are_refused(adapter):
+    other = {**RUN, "adapter_crc32": zlib.crc32(adapter.weights_file.read_bytes()) ^ 1}
+    with pytest.raises(AdapterError, match="other weights"):
+        make_card(adapter, "user/messages", results=other)
+    make_card(adapter, "user/messages", results=[RUN, other])  # one whose weights are not known
+    with pytest.raises(AdapterError, match=r"one task.*mrpc"):
+        make_card(adapter, "user/messages", results=[RUN, {**RUN, "task": "mrpc"}])
+
+
 def test_further_metrics_stand_beside_the_scores(adapter):
     runs = [
         {**RUN, "seed": seed, "metrics": {"mean_squared_error": value, "broken": float("nan")}}

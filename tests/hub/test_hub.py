@@ -182,6 +182,8 @@ def push_ladder(common, ladder):
         push(ladder, "user/ladder")
     except AdapterError as error:
         refusal = str(error)
+    with pytest.raises(AdapterError, match="base model alone"):
+        push(common, "user/common", beneath="user/ladder")
     push(common, "user/common", private=True)
     push(ladder, "user/ladder", beneath="user/common")
     # Others may change it: ladders keep the commit that they were trained on.
