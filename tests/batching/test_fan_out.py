@@ -158,6 +158,16 @@ def test_prompts_of_a_decoder_and_not_its_generation():
         model.generate(input_ids=IDS[:2], adapter_names=[["one", "two"], ["one"]], max_new_tokens=2)
 
 
+def test_tuples_of_names_pass_through_pefts_class_of_decoders():
+    options = {"task_type": "CAUSAL_LM"}
+    model = adapted(gpt2(), options, layers=(3,), **options)
+    sizes, _ = check(model, {"input_ids": IDS[:4]}, [tuple(names) for names in NAMES])
+    assert sizes["base_model.model.transformer.h.0"] == 3
+    names = [("one", "two"), ("one",)]
+    with pytest.raises(ValueError, match="generation"):
+        model.generate(input_ids=IDS[:2], adapter_names=names, max_new_tokens=2)
+
+
 @pytest.mark.slow  # twenty seconds of tracing
 @pytest.mark.filterwarnings("ignore:Dynamo")
 def test_a_compiled_model_runs_all_rows_to_the_same_output(token_ids):
