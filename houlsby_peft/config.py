@@ -360,11 +360,11 @@ def _plain(value: Any) -> Any:
 def _in_order(positions: Any, kind: str) -> Any:
     """Return positions in their order in a layer; by default, those of the kind's publication."""
     if positions is None:
-        return ("attention", "feed_forward") if kind == "houlsby" else ("feed_forward",)
-    if not isinstance(positions, (list, tuple)):
+        return ["attention", "feed_forward"] if kind == "houlsby" else ["feed_forward"]
+    if not isinstance(positions, list):
         positions = [positions]
     unknown = [name for name in positions if name not in POSITIONS]
-    return (*(name for name in POSITIONS if name in positions), *unknown)
+    return [*(name for name in POSITIONS if name in positions), *unknown]
 
 
 # By field: whether its value is valid, and what it must be.
@@ -425,7 +425,7 @@ _RULES: dict[str, tuple[Callable[[HoulsbyConfig], object], str]] = {
 _OF_LADDERS: dict[str, tuple[object, ...]] = {
     "extension": (None,),
     "invertible": (None,),
-    "positions": (("feed_forward",),),
+    "positions": (["feed_forward"],),
     "scaling": (1,),
     "share_layers": (0,),
     "trainable_token_indices": (None,),

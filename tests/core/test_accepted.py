@@ -44,7 +44,7 @@ def test_values_of_numpy_and_of_json_are_pythons(tmp_path):
     assert HoulsbyConfig(layers_to_transform={10, 9}).layers_to_transform == [9, 10]
     assert HoulsbyConfig(target_modules={"b", "a"}).target_modules == ["a", "b"]
     assert HoulsbyConfig(positions=("feed_forward", "attention")) == HoulsbyConfig()
-    assert HoulsbyConfig(positions="attention").positions == ("attention",)
+    assert HoulsbyConfig(positions="attention").positions == ["attention"]
 
 
 def test_an_adapters_name_may_be_part_of_the_methods_names():

@@ -71,11 +71,11 @@ def test_defaults_are_the_papers():
     config = HoulsbyConfig()
     assert (config.r, config.activation, config.init_std) == (64, "gelu", 0.01)
     assert (config.dropout, config.share_layers, config.train_layer_norm) == (0.0, 0, True)
-    assert config.positions == ("attention", "feed_forward")
+    assert config.positions == ["attention", "feed_forward"]
     # Other kinds adapt what their papers adapt.
-    assert HoulsbyConfig(kind="pfeiffer").positions == ("feed_forward",)
-    assert HoulsbyConfig(kind="parallel").positions == ("feed_forward",)
-    assert HoulsbyConfig(kind="pfeiffer", positions=("attention",)).positions == ("attention",)
+    assert HoulsbyConfig(kind="pfeiffer").positions == ["feed_forward"]
+    assert HoulsbyConfig(kind="parallel").positions == ["feed_forward"]
+    assert HoulsbyConfig(kind="pfeiffer", positions=("attention",)).positions == ["attention"]
 
 
 def test_an_option_of_a_later_version_is_left_out(tmp_path):
@@ -86,6 +86,15 @@ def test_an_option_of_a_later_version_is_left_out(tmp_path):
     )
     with pytest.warns(UserWarning, match="gated"):
         assert PeftConfig.from_pretrained(str(tmp_path)).r == 8
+
+
+def test_a_configuration_is_as_plain_as_its_file(tmp_path):
+    config = HoulsbyConfig(
+        target_modules={"query"}, layers_to_transform=range(2), positions=("attention",)
+    )
+    config.save_pretrained(tmp_path)
+    fields = HoulsbyConfig.from_json_file(str(tmp_path / "adapter_config.json"))
+    assert fields == config.to_dict()
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ ADAPTERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "pfeiffer": (tiny_bert, {"kind": "pfeiffer", "scaling": "learned", "train_layer_norm": False}),
     "language": (
         tiny_bert,
-        {"kind": "parallel", "scaling": 4.0, "invertible": "nice", "positions": ("attention",)},
+        {"kind": "parallel", "scaling": 4.0, "invertible": "nice", "positions": ["attention"]},
     ),
     "ladder": (tiny_bert, {"kind": "ladder", "layers_to_transform": [1, 3]}),
     "gated": (tiny_bert, {"extension": "gated", "train_layer_norm": False}),

@@ -261,7 +261,7 @@ def test_the_options_are_those_that_differ_from_their_defaults(base, tmp_path):
     saved = SavedAdapter.open(make_adapter(tmp_path, base, **OPTIONS))
     text = re.search(r"- \*\*options\*\*: `(.*)`", make_card(saved).text)[1]
     assert eval(text, {"HoulsbyConfig": lambda **options: options}) == {
-        **OPTIONS, "r": 4, "positions": ("feed_forward",)
+        **OPTIONS, "r": 4, "positions": ["feed_forward"]
     }  # fmt: skip
     plain = SavedAdapter.open(make_adapter(tmp_path / "plain", base))
     assert "`HoulsbyConfig(r=4)`" in make_card(plain).text

@@ -186,10 +186,10 @@ def test_every_sweep_has_its_papers_preset():
 def test_adapters_after_the_attention_only():
     """Houlsby et al. 2019, section 3.6."""
     command = parse_arguments(["--task", "cola", "--positions", "attention"])
-    assert command.adapter.config().positions == ("attention",)
+    assert command.adapter.config().positions == ["attention"]
     flags = "--task cola --kind parallel --positions attention feed_forward"
     config = parse_arguments(flags.split()).adapter.config()
-    assert (config.kind, config.positions) == ("parallel", ("attention", "feed_forward"))
+    assert (config.kind, config.positions) == ("parallel", ["attention", "feed_forward"])
 
 
 def test_the_presets_of_other_tasks_than_glue():
