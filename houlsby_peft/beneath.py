@@ -90,7 +90,7 @@ def add_beneath(tuner: Any, saved: SavedAdapter, name: str) -> None:
         model.requires_grad_(False)
     config = copy.deepcopy(saved.config)
     plan = Plan(model, config)
-    plan.report_other_base(saved.name)
+    plan.report_other_base()
     with torch.device("meta"):
         tuner.add_parts(plan, name, plan.places)
     weights = tuner._remap_adapter_state_dict_for_load(model, config, name, saved.weights)

@@ -103,7 +103,7 @@ class HoulsbyModel(BaseTuner):
             plan.leave_out_others(state_dict)
         plan.check(adapter_name)
         facts_beneath = None if beneath is None else describe(beneath)
-        record = replace(plan.new_record(adapter_name), beneath=facts_beneath)
+        record = replace(plan.new_record(), beneath=facts_beneath)
         if adapter_name in self._state.records:
             self._delete_earlier(adapter_name)
         self._state.records[adapter_name] = record

@@ -211,7 +211,7 @@ class Plan:
         head = self.heads[name] or self.view.model.get_submodule(name)
         return head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
 
-    def new_record(self, adapter_name: str = "default") -> AdapterRecord:
+    def new_record(self) -> AdapterRecord:
         """Return the record of the adapter that this plan adds.
 
         A saved adapter keeps what its file says of it. Report a saved adapter of another base
@@ -227,18 +227,18 @@ class Plan:
         saved = self.config.loaded
         if saved is None or not self.is_recorded:
             return AdapterRecord(base=self.base, **facts, **label_facts(self.config, model))
-        self.report_other_base(adapter_name)
+        self.report_other_base()
         record = saved.record
         facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
         return replace(record, **facts)
 
-    def report_other_base(self, adapter_name: str) -> None:
+    def report_other_base(self) -> None:
         """Report a saved adapter that was trained on another base model than this one."""
         recorded = self.config.loaded.record.base if self.config.loaded else None
         if differences := compare_fingerprints(recorded, self.base):
             model = self.view.model
             name = getattr(model, "name_or_path", None) or type(model).__name__
-            report_other_base(self.config.base_model_name_or_path, name, differences, adapter_name)
+            report_other_base(self.config.base_model_name_or_path, name, differences)
 
     def _find_problem_of_adapter_name(self, adapter_name: str) -> str | None:
         """Return why the model cannot have an adapter of this name; None if it can."""

@@ -222,7 +222,8 @@ def find_files(
     download = partial(
         snapshot_download, name, revision=revision, token=token, allow_patterns=list(needed)
     )
-    with explain_hub_errors(f"{shortened(name)} is no folder, and on the Hub"):
+    kind = "a file, no folder" if folder.is_file() else "no folder"
+    with explain_hub_errors(f"{shortened(name)} is {kind}, and on the Hub"):
         try:
             return Path(download())
         except HTTPError as error:
@@ -244,7 +245,7 @@ def _read_config(folder: Path) -> tuple[HoulsbyConfig, SavedState]:
         # PEFT saves an adapter that is not called "default" in a folder of its name. A recipe has
         # a run of each task.
         inner = [*folder.glob(f"*/{CONFIG_NAME}"), *folder.glob(f"*/adapter/{CONFIG_NAME}")]
-        if (folder / "config.json").exists():
+        if (folder / "config.json").exists() or (folder / "model/config.json").exists():
             remedy = "It looks like a whole model: load it with transformers."
         elif inner:
             remedy = f"Give the folder of an adapter in it, such as {min(inner).parent}."

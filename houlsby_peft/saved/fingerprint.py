@@ -151,12 +151,10 @@ def refuse_other_bases() -> Iterator[None]:
         _REFUSES.reset(token)
 
 
-def report_other_base(
-    recorded_name: str | None, name: str, differences: Sequence[str], adapter_name: str
-) -> None:
+def report_other_base(recorded_name: str | None, name: str, differences: Sequence[str]) -> None:
     """Warn that an adapter is put on a base model that it was not trained on, or refuse it."""
     message = (
-        f"Adapter {adapter_name!r} was trained on the base model "
+        "An adapter was trained on the base model "
         f"{shortened(recorded_name or 'of unknown name')!r} and is loaded on {name!r}, which "
         f"differs: {shortened('; '.join(differences))}. Its outputs will be meaningless; load it "
         "on the base model that it was trained on."
