@@ -82,6 +82,7 @@ def load_task(
         None if arguments.read_options.word_column else arguments.word_column,
         None if arguments.read_options.tag_column else arguments.tag_column,
         saved.labels if saved else arguments.tag_names,
+        arguments.title_of,
     )
     tags = (
         saved.labels
@@ -91,7 +92,7 @@ def load_task(
     splits = {}
     results = saved.results if saved else None
     for name, split in divide(data, arguments, training, results).items():
-        splits[name] = number_tags(split, name, tags)
+        splits[name] = number_tags(split, arguments.title_of(name), tags)
     if not saved:
         log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
     task = TaggingTask(name="tagging", labels=tags, splits=splits)

@@ -1,7 +1,7 @@
 """Words and their tags from a data set: lists of words, lists as text, texts with marked spans."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -42,6 +42,7 @@ def read_words(
     word_column: str | None = None,
     tag_column: str | None = None,
     tag_names: Sequence[str] | None = None,
+    title_of: Callable[[str], str] = str,
 ) -> tuple[dict[str, Dataset], tuple[str, ...]]:
     """Return the splits with the `words` of each sentence and their `tags`, which are names.
 
@@ -53,11 +54,12 @@ def read_words(
         word_column: The column of the words. None: it has a usual name.
         tag_column: The column of the tags. None: it has a usual name.
         tag_names: The names of tags that are numbers.
+        title_of: Returns what a split is called in messages.
     """
-    splits = {name: _gather_words(split, name) for name, split in splits.items()}
+    splits = {name: _gather_words(split, title_of(name)) for name, split in splits.items()}
     train = splits["train"]
     if _SPANS in columns_of(train):
-        return {name: _read_spans(split, name) for name, split in splits.items()}, ()
+        return {name: _read_spans(split, title_of(name)) for name, split in splits.items()}, ()
     columns = (
         find_column(train, word_column, WORD_COLUMNS, "--word_column"),
         find_column(train, tag_column, TAG_COLUMNS, "--tag_column"),
@@ -65,7 +67,7 @@ def read_words(
     declared = declared_classes(train, columns[1])
     words = {}
     for name, split in splits.items():
-        words[name] = _read_lists(split, name, columns, tag_names)
+        words[name] = _read_lists(split, title_of(name), columns, tag_names)
     numbers_of_tags = {tag for tags in words["train"]["tags"] for tag in tags}
     if not declared and not tag_names and all(map(str.isdecimal, numbers_of_tags)):
         log("note: the tags are numbers; give their names with --tag_names")

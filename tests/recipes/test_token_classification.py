@@ -174,8 +174,11 @@ class TestData:
         ],
     )
     def test_words_without_tags(self, row):
-        with pytest.raises(RecipeError, match="row 0"):
-            read_words({"train": Dataset.from_dict(row)})
+        splits = {"train": Dataset.from_dict(row)}
+        with pytest.raises(RecipeError, match=r"^train: .*row 0"):
+            read_words(splits)
+        with pytest.raises(RecipeError, match=r"^data: .*row 0"):  # as an evaluation calls it
+            read_words(splits, title_of=lambda _: "data")
 
 
 class TestAlignment:
