@@ -342,7 +342,8 @@ def _describe_beneath(saved: SavedAdapter) -> str:
     if name is None:
         return ""
     commit = f" at commit {recorded['commit']}" if "commit" in recorded else ""
-    return f"{name}{commit}, which is loaded with it, though transformers reports its weights as missing"
+    note = "which is loaded with it, though transformers reports its weights as missing"
+    return f"{name}{commit}, {note}"
 
 
 def base_model_facts(record: AdapterRecord, revision: str | None) -> list[tuple[str, str]]:
