@@ -65,10 +65,24 @@ def load_model(
         config = config_of(source, **config_fields)
     tokenizer = AutoTokenizer.from_pretrained(source)
     model, lacking = load_encoder(auto_class, name, config=config, dtype=dtype)
+    settle_padding(model, tokenizer)
     # Some tokenizers do not know how many tokens the encoder reads.
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     return model, tokenizer, lacking
+
+
+def settle_padding(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a tokenizer pad on the side on which `houlsby_peft.load` does, by the end token if it has
+    no pad token, and a decoder's head know the token: it reads the last one that is no padding.
+    """
+    settings = model.config.get_text_config()
+    if tokenizer.pad_token_id is None:
+        is_known = settings.pad_token_id in range(len(tokenizer))
+        tokenizer.pad_token_id = settings.pad_token_id if is_known else tokenizer.eos_token_id
+    tokenizer.padding_side = type(tokenizer).padding_side
+    if hasattr(model, "score"):
+        settings.pad_token_id = tokenizer.pad_token_id
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import houlsby_peft
 from run.arguments import AUTO
 from run.edge import RecipeError
 from run.files import read_object
-from run.model import active_record, keep_in_float32, load_encoder
+from run.model import active_record, keep_in_float32, load_encoder, settle_padding
 from run.run import RESULTS_FILE
 
 
@@ -93,6 +93,7 @@ def load_saved(
         encoder = _encoder_of(folder, base_model, len(saved_labels), dtype, auto_class)
         model = PeftModel.from_pretrained(encoder, folder)
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(folder)
+    settle_padding(model, tokenizer)
     saved = Saved(name, model, tokenizer, results, saved_labels, problem_type)
     if labels is not None and saved.labels != tuple(labels):
         raise RecipeError(

@@ -12,15 +12,23 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from sklearn import metrics
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DistilBertConfig,
+    DistilBertModel,
+)
 
 import houlsby_peft
 import paper_tasks
 import text_classification
+from answers import near
 from data.labels import MULTI
+from decoders import save_gpt2
 from demo import minimal_pairs
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
@@ -165,6 +173,54 @@ class TestPoolers:
         data = write(tmp_path / "train.csv", text=SENTENCES, label=[0, 1] * 30)
         with pytest.raises(RecipeError, match="--train_pooler needs"):
             classify(tmp_path / "distilbert", data, tmp_path / "run", train_pooler="true")
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+class TestDecodersWithoutAPadToken:
+    @pytest.mark.parametrize(
+        ("method", "pad_of_model"),
+        [("houlsby", None), ("houlsby", 2), ("lora", None), ("full", 2)],
+    )
+    def test_a_batch_is_read_as_each_text_alone(self, method, pad_of_model, tmp_path):
+        """While it trains, when it is evaluated, and when it is loaded to predict.
+
+        The tokenizer pads on the left, and a text ends with the end token, by which others may be
+        padded.
+        """
+        base = save_gpt2(tmp_path / "base")
+        for name, field in (
+            ("config.json", {"pad_token_id": pad_of_model}),
+            ("tokenizer_config.json", {"padding_side": "left"}),
+        ):
+            content = json.loads((base / name).read_text())
+            (base / name).write_text(json.dumps({**content, **field}))
+        texts = ["fine film", "he said so . who ?", "a fine film he said", "said so <eos>", "who"]
+        data = write(tmp_path / "train.csv", text=texts * 8, label=[0, 1, 0, 1, 1] * 8)
+        test = write(tmp_path / "test.csv", text=texts)
+        results = classify(base, data, tmp_path / "run", method=method, validation_file=data,
+                           test_file=test, do_train=True, do_eval=True, do_predict=True,
+                           lora_targets="c_attn")  # fmt: skip
+        predictions = pd.read_csv(tmp_path / "run" / "predictions.csv")
+        ends = 0 if pad_of_model is None else 2
+        saved = tmp_path / "run" / ("model" if method == "full" else "adapter")
+        classes = {"num_labels": 2, "pad_token_id": ends}
+        source = saved if method == "full" else base
+        model = AutoModelForSequenceClassification.from_pretrained(source, **classes)
+        if method != "full":
+            model = PeftModel.from_pretrained(model, saved)
+        tokenizer, expected = AutoTokenizer.from_pretrained(base), []
+        for text in texts:
+            logits = model.eval()(**tokenizer(text, return_tensors="pt")).logits
+            expected.append(logits.softmax(-1).max().item())
+        assert [*predictions["probability"]] == pytest.approx(expected, abs=6e-4)
+        assert len({round(probability, 2) for probability in expected}) > 2
+        evaluation = evaluate(tmp_path / "run", data=data, validation_file=data, do_eval=True)
+        assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+        if method == "houlsby":
+            answers = houlsby_peft.load(saved).predict(texts)
+            assert [answer["score"] for answer in answers] == pytest.approx(expected, abs=1e-5)
+            alone = [houlsby_peft.load(saved).predict(text)[0] for text in texts]
+            assert answers == near(alone)
 
 
 @pytest.fixture(scope="module")

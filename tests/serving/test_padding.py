@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModel,
     AutoModelForQuestionAnswering,
@@ -16,18 +13,15 @@ from transformers import (
     CanineConfig,
     CanineModel,
     CanineTokenizer,
-    GPT2Config,
-    GPT2Model,
-    PreTrainedTokenizerFast,
 )
 
 import houlsby_peft
 from answers import near
+from decoders import save_gpt2
 from houlsby_peft import AdapterError, TaskBank
 from hub_models import save_adapter
 
 
-WORDS = ["<eos>", "<unk>", "<pad>", "a", "fine", "film", "he", "said", "so", "who", "?", "."]
 KINDS = {
     "topic": (AutoModelForSequenceClassification, {"id2label": {0: "bad", 1: "good"}}),
     "things": (AutoModelForTokenClassification, {"id2label": {0: "O", 1: "B-X"}}),
@@ -42,22 +36,7 @@ INPUTS = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A GPT-2 that knows no pad token, and whose tokenizer has none."""
-    folder = tmp_path_factory.mktemp("base")
-    torch.manual_seed(0)
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "initializer_range": 0.3}
-    GPT2Model(
-        GPT2Config(vocab_size=len(WORDS), **sizes, bos_token_id=0, eos_token_id=0)
-    ).save_pretrained(folder)
-    words = Tokenizer(
-        WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
-    )
-    words.pre_tokenizer = Whitespace()
-    special = {"eos_token": "<eos>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=words, **special, model_max_length=16).save_pretrained(
-        folder
-    )
-    return folder
+    return save_gpt2(tmp_path_factory.mktemp("base"))
 
 
 def save(folder, base, task, pad_token=None, **options):

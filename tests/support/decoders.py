@@ -16,11 +16,13 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GgufConfig,
+    GPT2Config,
+    GPT2Model,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -36,6 +38,9 @@ TEMPLATE = (
     "{% endfor %}\n"
     "{%- if add_generation_prompt %}assistant {% endif %}"
 )
+
+
+_GPT2_WORDS = ["<eos>", "<unk>", "<pad>", "a", "fine", "film", "he", "said", "so", "who", "?", "."]
 
 
 def is_smollm2_here() -> bool:
@@ -81,3 +86,22 @@ def save_tiny_decoder(folder: Path) -> None:
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder / SMOLLM2)
     tokenizer.save_pretrained(folder / SMOLLM2)
+
+
+def save_gpt2(folder: Path) -> Path:
+    """Save a GPT-2 of two layers with random weights that knows no pad token, and a tokenizer that
+    has none.
+    """
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "initializer_range": 0.3}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        GPT2Model(GPT2Config(vocab_size=len(_GPT2_WORDS), **sizes, **ends)).save_pretrained(folder)
+    vocabulary = {word: number for number, word in enumerate(_GPT2_WORDS)}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    special = {"eos_token": "<eos>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **special, model_max_length=16).save_pretrained(
+        folder
+    )
+    return folder
