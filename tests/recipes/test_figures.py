@@ -151,6 +151,31 @@ class TestTradeoff:
         [point] = [point for point in points if point["series"] == "adapters"]
         assert band(point) == pytest.approx((-4, -2.5, -1))  # of 0, -1, ... -5 points
 
+    def test_scores_on_other_data_than_those_of_full_fine_tuning(
+        self, finished_run, tmp_path, capsys
+    ):
+        """Here and in `compare`, adapters are compared on one task, and LoRA on both."""
+        for method, score in (("full", 0.9), ("houlsby", 0.8), ("lora", 0.7)):
+            for task in ("rte", "cola"):
+                path = finished_run(task, method, 0, score) / "results.json"
+                rows = 40 if (method, task) == ("houlsby", "cola") else 408
+                results = {
+                    **json.loads(path.read_text()),
+                    "dataset": {"rows": {"validation": rows}},
+                }
+                path.write_text(json.dumps(results))
+        points = draw("tradeoff", tmp_path)
+        assert {point["series"] for point in points} == {"LoRA", "full fine-tuning"}
+        assert "left out, as full fine-tuning has other data of CoLA" in capsys.readouterr().out
+        draw("compare", tmp_path)
+        facts = pd.read_csv(tmp_path / "compare.csv", index_col=0)
+        assert [*facts["difference"]] == pytest.approx([0, -10, -20])
+        out = capsys.readouterr().out
+        assert out.count("other data:") == 1
+        of_times = out.partition("Time to")[2].splitlines()
+        [row] = [line.split() for line in of_times if line.startswith("houlsby")]
+        assert row[-3:] == ["not", "reached", "-"]
+
     def test_validation_chooses_the_best_seed(self, finished_run, tmp_path):
         for task in ("additional_a", "additional_b"):
             finished_run(task, "houlsby", 0, 0.9, test=0.6)

@@ -288,6 +288,44 @@ class TestTable:
         assert (line["RTE"], line["SST-2"]) == ("+2.00", "-")
         assert line["mean of these columns"] == "-1.67 of 3"
 
+    def test_scores_on_other_examples_have_no_difference(self):
+        """By what the runs record; without a validation file, it is a part of the training file."""
+
+        def on(data, rows, run):
+            files = {name: {"path": name, "sum": content} for name, content in data.items()}
+            return run | {"content": files, "dataset": {"rows": {"train": 500, **rows}}}
+
+        a, b = {"validation": "a"}, {"validation": "b"}
+        ours = {
+            "cola": (a, {"validation": 408}),
+            "mnli": ({"validation_matched": "a"}, {"validation_matched": 40}),
+            "qnli": ({"train": "a"}, {"validation": 40}),
+            "qqp": (a | {"train": "a"}, {"validation": 40}),
+            "rte": (a, {"validation": 40}),
+            "sst2": ({}, {}),
+        }
+        theirs = {
+            "cola": (a, {"validation": 40}),
+            "mnli": ({"validation_matched": "b"}, {"validation_matched": 40}),
+            "qnli": ({"train": "b"}, {"validation": 40}),
+            "qqp": (a | {"train": "b"}, {"validation": 40}),
+            "rte": (b, {"validation": 40}),
+            "sst2": (a, {"validation": 40}),
+        }
+        runs = []
+        for method, data in (("houlsby", ours), ("full", theirs)):
+            for task, (files, rows) in data.items():
+                runs.append(on(files, rows, result(task, SCORES[task], method=method)))
+        page, note = study(arrange(runs, CHOSEN))["Difference to full"]
+        line = page.loc[OURS].to_dict()
+        assert line.pop("mean of these columns") == "+0.00 of 2"
+        compared = {name for name, text in line.items() if text == "+0.00"}
+        assert compared == {"QQP", "SST-2"}
+        assert {line[name] for name in line.keys() - compared} == {"other data"}
+        assert note.count("other data:") == 1
+        page, note = study(arrange(runs[:1] + runs[6:7], CHOSEN))["Difference to full"]
+        assert [*page.loc[OURS]] == ["other data", "-"]
+
     def test_the_difference_of_accuracies(self):
         """Other main scores, 10 points higher, would say the reverse."""
         runs = []

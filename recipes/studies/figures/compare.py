@@ -20,7 +20,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures import drawing, flags
-from results.difference_table import compared, differences_to
+from results.difference_table import compared, differences_to, note_on, on_other_data
 from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.means import mean_and_error, mean_over
 from results.read import finished, in_percent
@@ -64,7 +64,8 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
             {line.label: times(line, base, arguments.share) for line in lines}
         ),
     }
-    show({name: (table, "") for name, table in tables.items() if table.size}, folder / "compare.md")
+    pages = {name: (table, note_on(table)) for name, table in tables.items() if table.size}
+    show(pages, folder / "compare.md")
     facts.to_csv(folder / "compare.csv")
     save(draw(facts, arguments.split), folder / "compare")
 
@@ -152,6 +153,8 @@ def times(line: TableLine, base: TableLine, share: float) -> dict[str, str]:
     for task, cell in base.cells.items():
         curve = mean_curve(cell)
         if curve.empty or task not in line.cells or curve["score"].max() <= 0:
+            continue
+        if on_other_data(line, base, {task: (task, cell.best["chosen_by"])}):
             continue
         goal = share * curve["score"].max()
         seconds = _seconds_to(goal, mean_curve(line.cells[task]))

@@ -22,6 +22,7 @@ from matplotlib.ticker import LogLocator
 from figures import drawing, flags
 from figures.drawing import Point, Points, Styles
 from results.additional import counted_once
+from results.difference_table import on_other_data
 from results.lines import Columns, TableLine, arrange, find_columns, refuse_to_mix
 from results.numbers import FIGURE_4
 from results.read import finished
@@ -107,7 +108,8 @@ def summarize(
     shown = {}
     for line, scores in scored:
         shown[line.label] = of_best_seed(line, columns, scores) if takes_best else scores
-    full = {line.method: shown[line.label] for line, _ in scored}.get("full")
+    full_line = {line.method: line for line, _ in scored}.get("full")
+    full = None if full_line is None else shown[full_line.label]
     points = []
     for line, scores in scored:
         if each:
@@ -115,6 +117,8 @@ def summarize(
                 facts = {"panel": name, "relative": False, "score": columns[name][1]}
                 point = _point(line, {name: columns[name]}, {name: by_seed})
                 points.append({**point, **drawing.band([*by_seed.values()]), **facts})
+        elif full_line is not None and (names := on_other_data(line, full_line, columns, split)):
+            print(f"{line.label}: left out, as {FULL} has other data of {', '.join(names)}")
         else:
             facts = {"panel": "", "relative": full is not None, "score": "score"}
             values = percentiles(shown[line.label], full)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from results.accuracy_table import accuracies
-from results.difference_table import compared, full_fine_tuning
+from results.difference_table import compared, full_fine_tuning, note_on
 from results.lines import TableLine, arrange, differences, find_columns
 from results.means import mean_and_error
 from results.read import collect
@@ -58,9 +58,10 @@ def study(lines: Sequence[TableLine], score: str = "main") -> Pages:
     columns = find_columns(lines, score)
     has_glue = bool(columns.keys() & COLUMNS.keys())
     differences_to_full = compared(lines, full_fine_tuning(lines), columns)
+    note = f"{DIFFERENCES[score]}\n{note_on(differences_to_full)}".rstrip()
     pages = {
         "Scores": (scores(lines), NOTES if has_glue else ""),
-        "Difference to full": (differences_to_full, DIFFERENCES[score]),
+        "Difference to full": (differences_to_full, note),
         "Further metrics": (further_metrics(lines), METRICS),
         "Chosen on validation": (settings(lines), ""),
         "Test accuracy": (accuracies(lines), ACCURACIES),
