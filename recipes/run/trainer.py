@@ -3,7 +3,6 @@
 import resource
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +70,8 @@ class RecipeTrainer(ResumableTrainer):
     - Predictions are in the order of the rows, and the loss of a split is the mean over its rows.
     - A step may be one CUDA graph, and a ladder's encoder may read kept states.
     - There are scores of the step whose weights the model ends with.
-    - It prints a line per evaluation, and logs the time of the training steps until then.
+    - It prints a line per evaluation. The time of the training steps until then is in the log and,
+      so that a run that resumes goes on counting, in each checkpoint.
     - No file with the arguments, among them a token for the Hub, is saved beside the weights.
 
     `describe` makes what the report of the end shows, out of the outputs and the labels of a split.
@@ -96,7 +96,6 @@ class RecipeTrainer(ResumableTrainer):
         self._describe = describe
         self._of_test: tuple[Dataset[Any], PredictionOutput] | None = None
         self._of_validation: tuple[str, Dataset[Any], PredictionOutput] | None = None
-        self.start = time.perf_counter()
         # A subfolder of the output folder.
         self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
         # Counted before anything is sharded.
@@ -237,6 +236,11 @@ class RecipeTrainer(ResumableTrainer):
             logs = {**logs, TRAIN_SECONDS: round(self._clock.seconds, 3)}
         super().log(logs, *args, **kwargs)
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        moment = {"step": self.state.global_step, TRAIN_SECONDS: self._clock.seconds}
+        self.state.log_history.append(moment)  # which the checkpoint holds
+        super()._save_checkpoint(model, trial)
+
     def predict(
         self, test_dataset: Dataset[Any], *args: Any, metric_key_prefix: str = "test", **kwargs: Any
     ) -> PredictionOutput:
@@ -302,7 +306,7 @@ class RecipeTrainer(ResumableTrainer):
             "best_scores": scores,
             "trainable_parameters": self.trainable,
             "total_parameters": self.total,
-            "seconds": round(time.perf_counter() - self.start, 1),
+            "seconds": round(self._clock.seconds, 1),
             "peak_memory": peak_memory(),
         }
 

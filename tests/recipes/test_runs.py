@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 import glue
 import killed_runs
 from recipe_runs import results_of, run, write
+from run import progress
 from run.checkpoints import COMPLETE, step_of
 from run.edge import RecipeError, end_with_one_line
 from run.resumable_trainer import OrderOfEpoch
@@ -272,6 +274,23 @@ class TestResuming:
             (newer / damaged).write_bytes(content)
         run(glue, **flags, max_steps=12, output_dir=folder)
         assert f"Resuming from {folder / 'checkpoint-12'}" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("evaluates", [True, False])
+    def test_the_time_is_that_of_all_parts_of_a_run(self, flags, tmp_path, evaluates, monkeypatch):
+        """A clock by which each step takes a second."""
+        clock = SimpleNamespace(perf_counter=itertools.count().__next__, monotonic=time.monotonic)
+        monkeypatch.setattr(progress, "time", clock)
+        command = {**flags, "max_steps": 12, "save_strategy": "steps", "save_steps": 5,
+                   "eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": False,
+                   "save_total_limit": 3, "do_train": True, "do_eval": evaluates}  # fmt: skip
+        run(glue, **command, output_dir=tmp_path)
+        (tmp_path / "results.json").unlink()
+        shutil.rmtree(tmp_path / "checkpoint-12")
+        run(glue, **command, output_dir=tmp_path)
+        results = results_of(tmp_path)
+        assert results["seconds"] == 12
+        steps = [4, 8, 12] if evaluates else []
+        assert [epoch["seconds"] for epoch in results["epochs"]] == steps
 
     def test_weights_that_are_gone_are_made_again(self, folder, flags):
         weights = (folder / "adapter" / "adapter_model.safetensors").read_bytes()
