@@ -311,15 +311,10 @@ def _add_prediction(add: _Add, has_file: bool) -> None:
         predict.add_argument(
             "texts", nargs="+", help="texts, - to read one per line from standard input, or --file"
         )
-    predict.add_argument(
+    _add_table(
+        predict,
         "--file",
-        type=Path,
-        help="table with a text per row: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, ...",
-    )
-    predict.add_argument(
-        "--pairs",
-        action="store_true",
-        help="take the texts, or two tab-separated columns, in pairs",
+        "table with a text per row: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, ...",
     )
     predict.add_argument(
         "--output",
@@ -328,20 +323,6 @@ def _add_prediction(add: _Add, has_file: bool) -> None:
         ".xlsx; default: JSON lines on stdout",
     )
     predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
-    predict.add_argument(
-        "--text-columns",
-        "--text-column",
-        dest="text_column",
-        nargs="+",
-        help="column of --file with the texts, or two: pairs, or questions and contexts; default: "
-        "as in the training, or by name",
-    )
-    predict.add_argument(
-        "--encoding", help="encoding of --file, such as shift_jis; default: detected"
-    )
-    predict.add_argument(
-        "--no-header", action="store_true", help="the first row of --file is data, not a header"
-    )
     predict.add_argument(
         "--top-k", type=int, help="show this many classes, the best first; default: the best one"
     )
@@ -367,6 +348,9 @@ def _add_formats(add: _Add) -> None:
     export.add_argument(
         "--int8", action="store_true", help="also write a model quantized to 8-bit integers"
     )
+    _add_table(
+        export, "--check", "table with a text per row: as --int8, and count the answers that change"
+    )
     _add_base(export)
 
     convert = add("convert", "convert an adapter from AdapterHub's format")
@@ -383,6 +367,30 @@ def _add_formats(add: _Add) -> None:
         "--allow-pickle",
         action="store_true",
         help="read weights from a pickled file, of whose author you are sure",
+    )
+
+
+def _add_table(command: argparse.ArgumentParser, flag: str, help: str) -> None:
+    """Add the flag of a table, and those that tell how to read it."""
+    command.add_argument(flag, dest="file", metavar="FILE", type=Path, help=help)
+    command.add_argument(
+        "--pairs",
+        action="store_true",
+        help="take the texts, or two tab-separated columns, in pairs",
+    )
+    command.add_argument(
+        "--text-columns",
+        "--text-column",
+        dest="text_column",
+        nargs="+",
+        help=f"column of {flag} with the texts, or two: pairs, or questions and contexts; default: "
+        "as in the training, or by name",
+    )
+    command.add_argument(
+        "--encoding", help=f"encoding of {flag}, such as shift_jis; default: detected"
+    )
+    command.add_argument(
+        "--no-header", action="store_true", help=f"the first row of {flag} is data, not a header"
     )
 
 

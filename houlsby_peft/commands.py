@@ -20,14 +20,15 @@ import transformers
 
 from .adapterhub.convert import convert as convert_adapter
 from .errors import AdapterError, shortened
+from .export.check import count_changed
 from .export.onnx_files import export_onnx
 from .hub.card import write_card
 from .hub.push import predict_example, push_to_hub
 from .predict.adapter_list import find_adapters
-from .predict.files import json_line, predict_file
-from .predict.held_adapters import TaskSource
+from .predict.files import json_line, predict_file, read_input
 from .predict.load import load
 from .predict.predictor import Predictor
+from .predict.questions import Input
 from .predict.task_bank import TaskBank
 from .saved.adapter import SavedAdapter, adapter_of_run
 from .tables import (
@@ -120,16 +121,7 @@ def _predict_table(
                 f"{options.output} exists already. Give another --output, or --overwrite to "
                 "replace it."
             )
-    has_header = False if options.no_header else None  # None: detected
-    table = read_table(options.file, options.encoding, has_header)
-    columns = _find_columns(options, table, adapters)
-    facts = f"{len(table.rows):,} rows"
-    if not table.encoding.startswith("utf"):
-        facts += f", encoding {table.encoding}"
-    names = shortened(", ".join(columns))
-    print(f"{options.file}: {facts}; text: {names}", file=sys.stderr)
-    for note in table.notes:
-        print(f"note: {shortened(note)}", file=sys.stderr)
+    table, columns = _read_texts(options, adapters)
     without_text = predict_file(
         bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k
     )
@@ -140,6 +132,23 @@ def _predict_table(
         )
     if options.output:
         print(f"Predictions: {options.output}", file=sys.stderr)
+
+
+def _read_texts(
+    options: argparse.Namespace, adapters: Sequence[SavedAdapter]
+) -> tuple[Table, list[str]]:
+    """Return the table of a command, and its columns of texts; print what was read."""
+    has_header = False if options.no_header else None  # None: detected
+    table = read_table(options.file, options.encoding, has_header)
+    columns = _find_columns(options, table, adapters)
+    facts = f"{len(table.rows):,} rows"
+    if not table.encoding.startswith("utf"):
+        facts += f", encoding {table.encoding}"
+    names = shortened(", ".join(columns))
+    print(f"{options.file}: {facts}; text: {names}", file=sys.stderr)
+    for note in table.notes:
+        print(f"note: {shortened(note)}", file=sys.stderr)
+    return table, columns
 
 
 def _find_columns(
@@ -171,7 +180,9 @@ def _find_columns(
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write ONNX files, and print their sizes and how far they are from PyTorch."""
+    """Write ONNX files, and print their sizes, how far they are from PyTorch and, with a table, how
+    many answers change in 8-bit integers.
+    """
     _hide_messages()
     sources: dict[str, str | Path] = {}
     for name in options.adapters:
@@ -180,16 +191,28 @@ def export(options: argparse.Namespace) -> None:
             if task in sources:
                 raise ValueError(f"Two adapters are called {task!r}. Rename the folder of one.")
             sources[task] = source
+    adapters = {}
+    for task, source in sources.items():
+        adapters[task] = SavedAdapter.open(source, options.revision)
+    texts: list[Input] = []
+    if options.file is not None:
+        table, columns = _read_texts(options, [*adapters.values()])
+        texts = [read_input(row, columns) for row in table.rows]
+        texts = [text for text in texts if "".join(text).strip()]
     bases = {"base_model": options.base_model, "other_base": options.other_base}
     exported: TaskBank | Predictor
-    if len(sources) == 1:
+    if len(adapters) == 1:
         exported = load(*sources.values(), revision=options.revision, **bases)
     else:
-        tasks = {task: TaskSource(source, options.revision) for task, source in sources.items()}
-        exported = TaskBank(tasks, **bases)
-    for path, difference in export_onnx(exported, options.output, int8=options.int8).items():
+        exported = TaskBank(adapters, **bases)
+    int8 = options.int8 or bool(texts)
+    for path, difference in export_onnx(exported, options.output, int8=int8).items():
         size = path.stat().st_size / 1e6
         print(f"{path}  {size:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
+    if texts:
+        for task, changed in count_changed(exported, options.output, texts).items():
+            name = f"{task}: " if task else ""
+            print(f"{name}{changed:,} of {len(texts):,} answers change in 8-bit integers")
 
 
 def serve(options: argparse.Namespace) -> None:

@@ -348,9 +348,14 @@ def _quantize(
     """Write a quantized file beside another one; return its name and how much it differs."""
     from .int8 import quantize
 
-    target = path.with_stem(f"{path.stem}_quantized")
+    target = quantized(path)
     quantize(path, target)
     return {target.name: _largest_difference(target, inputs, expected)}
+
+
+def quantized(path: Path) -> Path:
+    """Return the path of the quantized file beside another one."""
+    return path.with_stem(f"{path.stem}_quantized")
 
 
 def _run_file(path: Path, inputs: Iterable[Tensors], outputs: list[str]) -> list[Tensors]:

@@ -47,7 +47,7 @@ def predict_file(
             with_text: list[tuple[Row, Input]] = []
             for row in part:
                 row |= dict.fromkeys(added)
-                text = _read_input(row, columns)
+                text = read_input(row, columns)
                 if all(reader.has_text(text) for reader in readers.values()):
                     with_text.append((row, text))
                 else:
@@ -133,7 +133,7 @@ def _cells(prediction: Any, columns: Sequence[str]) -> list[Any]:
     return cells
 
 
-def _read_input(row: Row, columns: Sequence[str]) -> Input:
+def read_input(row: Row, columns: Sequence[str]) -> Input:
     """Return the text or the pair of a row; empty where there is none."""
     texts = []
     for column in columns:

@@ -9,6 +9,7 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from peft import get_peft_model
@@ -29,6 +30,7 @@ from hub_models import WORDS, make_base, save_adapter
 from tiny_models import perturb
 
 
+onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 pytest.importorskip("onnxscript", reason="the extra export is not installed")
 
@@ -65,7 +67,7 @@ def exported(adapters, tmp_path_factory):
     return folder
 
 
-def answers(folder, task, texts):
+def answers(folder, task, texts, encoder="encoder.onnx"):
     """What onnxruntime computes of texts for a task, as a service without PyTorch would."""
     encodings = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(texts)
     values = {
@@ -73,7 +75,7 @@ def answers(folder, task, texts):
         "attention_mask": np.array([encoding.attention_mask for encoding in encodings]),
         "token_type_ids": np.array([encoding.type_ids for encoding in encodings]),
     }
-    encoder = onnxruntime.InferenceSession(folder / "encoder.onnx")
+    encoder = onnxruntime.InferenceSession(folder / encoder)
     names = [output.name for output in encoder.get_outputs()]
     values |= dict(zip(names, encoder.run(names, values), strict=True))
     [logits] = onnxruntime.InferenceSession(folder / f"{task}.onnx").run(["logits"], values)
@@ -92,6 +94,38 @@ def test_a_task_has_the_answers_of_its_adapter(task, adapters, exported, base):
         mask = inputs["attention_mask"].bool() if task == "place" else ...
         torch.testing.assert_close(logits[mask], expected[mask], rtol=0, atol=1e-4)
     assert expected.std() > 0.1
+
+
+def test_answers_that_8_bit_integers_change_are_counted(
+    adapters, exported, tmp_path, monkeypatch, capsys
+):
+    folder = shutil.copytree(exported, tmp_path / "exported")
+    # So small a model loses nothing in 8-bit integers. This one has lost much.
+    encoder, random = onnx.load(folder / "encoder.onnx"), np.random.default_rng(0)
+    for tensor in encoder.graph.initializer:
+        if len(tensor.dims) == 2 and tensor.data_type == onnx.TensorProto.FLOAT:
+            weight = onnx.numpy_helper.to_array(tensor)
+            weight = weight * random.normal(1, 0.3, weight.shape).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(weight, tensor.name))
+    onnx.save(encoder, folder / "encoder_quantized.onnx")
+    words = sorted({word for text in WORDS for word in text.split()})
+    texts = [" ".join(row) for row in random.choice(words, (300, 5))]
+    pd.DataFrame({"text": [*texts, " "]}).to_csv(tmp_path / "texts.csv", index=False)
+    # The files that are there are compared, of which others prove what they compute.
+    monkeypatch.setattr("houlsby_peft.commands.export_onnx", lambda *_, **__: {})
+    main(["export", str(adapters[0]), str(folder), "--check", str(tmp_path / "texts.csv")])
+    lines = capsys.readouterr().out.splitlines()
+    for task, line in zip(("place", "topic"), sorted(lines), strict=True):
+        in_float32 = answers(folder, task, texts).argmax(-1)
+        in_int8 = answers(folder, task, texts, "encoder_quantized.onnx").argmax(-1)
+        differ = in_float32 != in_int8
+        if task == "place":  # of any word; [CLS] and [SEP] are none
+            encodings = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(texts)
+            is_word = [np.array(encoding.special_tokens_mask) == 0 for encoding in encodings]
+            differ = (differ & torch.tensor(np.array(is_word))).any(-1)
+        changed = int(differ.sum())
+        assert 0 < changed < 300
+        assert line == f"{task}: {changed} of 300 answers change in 8-bit integers"
 
 
 def test_the_encoder_is_exported_once_and_labels_stand_beside_their_task(exported, base):
