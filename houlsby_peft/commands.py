@@ -26,7 +26,7 @@ from .hub.card import write_card
 from .hub.push import predict_example, push_to_hub
 from .predict.adapter_list import find_adapters
 from .predict.files import json_line, predict_file, read_input
-from .predict.load import load
+from .predict.load import load_saved
 from .predict.predictor import Predictor
 from .predict.questions import Input
 from .predict.task_bank import TaskBank
@@ -184,25 +184,23 @@ def export(options: argparse.Namespace) -> None:
     many answers change in 8-bit integers.
     """
     _hide_messages()
-    sources: dict[str, str | Path] = {}
+    adapters: dict[str, SavedAdapter] = {}
     for name in options.adapters:
         path = Path(name).expanduser()
         for task, source in (find_adapters(path) or {path.name: name}).items():
-            if task in sources:
+            if task in adapters:
                 raise ValueError(f"Two adapters are called {task!r}. Rename the folder of one.")
-            sources[task] = source
-    adapters = {}
-    for task, source in sources.items():
-        adapters[task] = SavedAdapter.open(source, options.revision)
+            adapters[task] = SavedAdapter.open(source, options.revision)
     texts: list[Input] = []
     if options.file is not None:
         table, columns = _read_texts(options, [*adapters.values()])
         texts = [read_input(row, columns) for row in table.rows]
         texts = [text for text in texts if "".join(text).strip()]
-    bases = {"base_model": options.base_model, "other_base": options.other_base}
+    bases: Any = {"base_model": options.base_model, "other_base": options.other_base}
     exported: TaskBank | Predictor
     if len(adapters) == 1:
-        exported = load(*sources.values(), revision=options.revision, **bases)
+        [saved] = adapters.values()
+        exported = load_saved(saved, **bases)
     else:
         exported = TaskBank(adapters, **bases)
     int8 = options.int8 or bool(texts)
