@@ -15,8 +15,10 @@ B_PER, are read as IOB2 and scored by entity, others by word. Each word's tag is
 piece; a sentence longer than --max_length is read in several parts.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from data.labels import classes_in
@@ -94,7 +96,10 @@ def load_task(
     for name, split in divide(data, arguments, training, results).items():
         splits[name] = number_tags(split, arguments.title_of(name), tags)
     if not saved:
-        log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
+        counts = Counter(chain.from_iterable(splits["train"]["tags"]))
+        # A tag that is misspelled stands out by its number.
+        listed = [f"{tag} {counts[number]:,}" for number, tag in enumerate(tags)]
+        log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(listed)}")
     task = TaggingTask(name="tagging", labels=tags, splits=splits)
     if arguments.check_labels:
         task.undivided = number_tags(data["train"], "train", tags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -109,8 +110,11 @@ class TestRuns:
         with pytest.raises(RecipeError, match="Correct them in the data"):
             train(encoder, tmp_path / "run" / "label_issues_list.csv", tmp_path / "again")
 
-    def test_entities(self, encoder, data, tmp_path):
+    def test_entities(self, encoder, data, tmp_path, capsys):
         results = train(encoder, data, tmp_path / "run", learning_rate=1e-2)
+        counts = Counter(tag for _, tags in sentences(48) for tag in tags)
+        counted = ", ".join(f"{tag} {counts[tag]}" for tag in results["labels"])
+        assert f"48 training sentences; 5 tags: {counted}" in "".join(capsys.readouterr())
         assert results["labels"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
         assert results["chosen_by"] == "f1"
         adapter = tmp_path / "run" / "adapter"
