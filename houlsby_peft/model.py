@@ -21,7 +21,7 @@ from .derive.differences import find_differences
 from .errors import AdapterError
 from .heads.head import HoulsbyHead, add_heads
 from .heads.loss import hook_loss
-from .heads.tasks import label_facts
+from .heads.tasks import label_facts, warn_of_other_labels
 from .method.ladder import Rungs
 from .method.layer import HoulsbyLayer, HoulsbyLayerNorm
 from .method.modules import hold_batch_norms, wrapped_modules
@@ -128,6 +128,9 @@ class HoulsbyModel(BaseTuner):
             self._train_what_peft_leaves(plan, adapter_name)
             if beneath is not None:
                 start_heads(plan, adapter_name, beneath)
+        is_first = self._state.records.keys() <= {adapter_name, record.beneath_name}
+        if config.loaded is not None and is_first and record.heads and record.id2label:
+            warn_of_other_labels(model.config, record)
         hook_other_wrappers(model, self._state.batches)
         self._hook()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from ..method.modules import is_inside
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ..saved.record import AdapterRecord
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,23 @@ def labels_of_base(base_config: Any) -> dict[int, str]:
     """Return the labels in a base model's configuration; empty if it has none."""
     labels = getattr(base_config, "id2label", None) or {}
     return {int(number): str(name) for number, name in labels.items()}
+
+
+def warn_of_other_labels(base_config: Any, record: AdapterRecord) -> None:
+    """Warn that a loaded adapter has other labels than its model's configuration, by which
+    transformers' pipelines name and score them.
+    """
+    labels, labels_of_model = record.id2label or {}, labels_of_base(base_config)
+    several = "multi_label_classification"
+    head = len(labels), record.problem_type == several
+    if head != (len(labels_of_model), getattr(base_config, "problem_type", None) == several):
+        warnings.warn(
+            f"The adapter has {head[0]:,} labels{', of which a text may have several' * head[1]}; "
+            f"by its configuration, the model has {len(labels_of_model):,}. The logits are right, "
+            "but a pipeline of transformers would give wrong names and scores. Load the adapter "
+            "with houlsby_peft.load, or give the base model its id2label and problem_type.",
+            stacklevel=2,
+        )
 
 
 def _problem_type_of_base(base_config: Any, labels: Mapping[int, str]) -> str | None:
