@@ -287,8 +287,9 @@ class HoulsbyConfig(PeftConfig):
         config: HoulsbyConfig = super().from_pretrained(
             pretrained_model_name_or_path, subfolder=subfolder, **kwargs
         )
-        saved = config.saved or SavedState(AdapterRecord())
-        config.saved = replace(saved, shapes=shapes)
+        if isinstance(config, HoulsbyConfig):  # PEFT also reads those of other methods
+            saved = config.saved or SavedState(AdapterRecord())
+            config.saved = replace(saved, shapes=shapes)
         return config
 
     @classmethod

@@ -5,7 +5,7 @@ language modeling.
         --output_dir runs/rte-text
     accelerate launch recipes/glue.py --task rte --init_adapter runs/rte-text/adapter
     accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --method full \
-        --learning_rate 2e-5 --output_dir runs/rte-text-full
+        --learning_rate 5e-5 --output_dir runs/rte-text-full
     accelerate launch recipes/glue.py --task rte --method full --model_name runs/rte-text-full/model
 
 The first two commands are the method of Han et al. 2021, the last two their baseline without
@@ -24,6 +24,7 @@ from typing import Any, cast
 
 from datasets import Dataset
 from peft import PeftModel
+from peft.utils.integrations import gather_params_ctx
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -115,10 +116,12 @@ class MlmTrainer(RecipeTrainer):
     ) -> None:
         super()._save(output_dir, state_dict)
         if self.head and self.args.should_save:
-            save_file(
-                {name: weight.detach() for name, weight in self.head.items()},
-                self._file(output_dir),
-            )
+            # Weights that are sharded are whole only in the state that the Trainer has gathered.
+            whole = state_dict or {}
+            weights = {}
+            for name, weight in self.head.items():
+                weights[name] = whole.get(f"base_model.model.{name}", weight.detach())
+            save_file(weights, self._file(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -130,8 +133,9 @@ class MlmTrainer(RecipeTrainer):
 
     def _load_head(self, folder: str) -> None:
         if self.head:
-            for name, value in load_file(self._file(folder)).items():
-                self.head[name].data.copy_(value)
+            with gather_params_ctx(list(self.head.values())):
+                for name, value in load_file(self._file(folder)).items():
+                    self.head[name].data.copy_(value)
 
     def _file(self, folder: str | None) -> Path:
         return Path(folder or self.args.output_dir, HEAD_FILE)

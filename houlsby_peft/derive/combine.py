@@ -33,6 +33,13 @@ def combine(
     tuner: Any, adapters: Sequence[str], weights: Sequence[float], adapter_name: str
 ) -> None:
     """Add an adapter that combines equal ones; see `HoulsbyModel.add_weighted_adapter`."""
+    unknown = [name for name in adapters if name not in tuner.records]
+    if unknown or not adapters or len(adapters) != len(weights):
+        raise ValueError(
+            "adapters must be names of Houlsby adapters of the model, each with a coefficient in "
+            f"weights; got {list(adapters)!r} and {len(weights):,} weights, of the adapters "
+            f"{', '.join(tuner.records)}."
+        )
     first = adapters[0]
     for name in adapters:
         difference = _find_difference(tuner, first, name)
@@ -40,7 +47,7 @@ def combine(
             raise ValueError(
                 "Only adapters with equal options, places and sharing can be combined; "
                 f"{first!r} and {name!r} differ: {difference}. Train them with the same "
-                "configuration, or stack them with set_adapter([...])."
+                "configuration, or stack them with model.base_model.set_adapter([...])."
             )
     states = [weights_of(tuner.model, name) for name in adapters]
     combined = {key: _weighted_sum(states, weights, key) for key in states[0]}

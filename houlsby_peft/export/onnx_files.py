@@ -93,6 +93,7 @@ def export_onnx(
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_module(package)  # before the base model is loaded
     folder = Path(folder)
+    is_new = not folder.exists()
     scratch = folder / ".unfinished"
     shutil.rmtree(scratch, ignore_errors=True)  # of an export that was killed
     scratch.mkdir(parents=True)
@@ -106,6 +107,8 @@ def export_onnx(
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(scratch)
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
     return {folder / name: difference for name, difference in differences.items()}
 
 
@@ -150,7 +153,12 @@ def _export_ladders(bank: TaskBank, folder: Path, int8: bool, tolerance: float) 
     for task, predictor in predictors.items():
         file = folder / f"{task}.onnx"
         labels = folder / f"{task}.json"
-        if file.exists() or labels.exists():
+        if file.parent != folder:
+            raise AdapterError(
+                f"The name of a task is that of its files; {task!r} has a folder. Give the task "
+                "another name."
+            )
+        if file.exists() or labels.exists() or task == quantized(Path(ENCODER_FILE)).stem:
             raise AdapterError(
                 f"The name of a task is that of its files; {task!r} is already that of the "
                 "encoder's or the tokenizer's. Rename its folder."
@@ -219,6 +227,8 @@ def _check_can_be_exported(predictor: Predictor) -> None:
     reasons = []
     if predictor.task.pipeline not in _TASKS:
         reasons.append(f"its task is {predictor.task.pipeline}")
+    if predictor.base_model.config.is_encoder_decoder:
+        reasons.append("its base model is an encoder with a decoder")
     arguments = set(inspect.signature(predictor.base_model.forward).parameters)
     inputs = arguments.intersection(predictor.tokenizer.model_input_names)
     if not_exported := sorted(inputs.difference(_INPUTS)):
@@ -230,10 +240,9 @@ def _check_can_be_exported(predictor: Predictor) -> None:
             break
     if reasons:
         raise AdapterError(
-            f"The export is for {', '.join(_TASKS[:-1])} and {_TASKS[-1]}, with models that read "
-            f"{', '.join(_INPUTS)} and are in memory, not quantized; of this adapter, "
-            f"{' and '.join(reasons)}. Serve it with houlsby_peft.load, or load the base model "
-            "without device_map and quantization."
+            f"The export is for {', '.join(_TASKS[:-1])} and {_TASKS[-1]}, with an encoder or a "
+            f"decoder that reads {', '.join(_INPUTS)} and is in memory, not quantized; of this "
+            f"adapter, {' and '.join(reasons)}."
         )
 
 

@@ -15,7 +15,7 @@ from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
 from ..config import HoulsbyConfig
-from ..errors import AdapterError
+from ..errors import AdapterError, shortened
 from ..heads.finding import find_new, find_trained_modules
 from ..heads.new_heads import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
@@ -285,8 +285,9 @@ class Plan:
                     missing.append(suffix)
             if missing:
                 raise AdapterError(
-                    "The weights of a saved adapter must include its head; its file lacks "
-                    f"{first_of(missing)}."
+                    "The weights of a saved adapter must include the head of its base model; its "
+                    f"file lacks {first_of(missing)}. Load it on the base model that it was "
+                    f"trained on, {shortened(str(self.config.base_model_name_or_path))!r}."
                 )
 
     def _log_random(self, heads: Collection[str]) -> None:

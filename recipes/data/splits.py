@@ -171,9 +171,9 @@ def split_to_score(
 ) -> dict[str, Dataset]:
     """Return the splits on which a saved adapter or model is scored, without "train".
 
-    Without a validation split, all examples are scored; of those that the run was trained on, only
-    those that it kept for validation. If it kept none of them, a line says so, and all are scored.
-    `keep_repeated` is for runs that did not record it.
+    Without a validation split, all examples are scored; of the data that the run was trained on,
+    only those that it kept for validation. If it kept none of them, a line says so, and all are
+    scored. `keep_repeated` is for runs that did not record it.
     """
     recorded = results.get("arguments", {})
     # By the content of the data or else by their name.
@@ -182,13 +182,15 @@ def split_to_score(
     was_trained_on = recorded.get("data") == arguments.data
     if checksum and recorded_checksum:
         was_trained_on = checksum == recorded_checksum
-    if "validation" not in splits and was_trained_on:
+    if was_trained_on:
+        if recorded.get("keep_repeated", keep_repeated):
+            text_columns = ()
         had_validation = "validation" in results.get("dataset", {}).get("rows", {})
-        if had_validation and not recorded.get("validation_file"):
-            if recorded.get("keep_repeated", keep_repeated):
-                text_columns = ()
+        if "validation" in splits and text_columns:
+            splits = without_training_texts(splits, text_columns)
+        elif "validation" not in splits and had_validation and not recorded.get("validation_file"):
             splits = with_validation(splits, labels, text_columns)
-        else:
+        elif "validation" not in splits:
             log(
                 f"all examples of {arguments.data} were trained on: their scores say little about "
                 "new ones"

@@ -101,7 +101,10 @@ def parse_command(
     for name, value in resolve_defaults(parser.parse_known_args(words)[0]).items():
         if name not in of_recipe or value is None:
             parser.set_defaults(**{name: value})
-    return Command(*parser.parse_args_into_dataclasses(words))
+    *parsed, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return Command(*parsed)
 
 
 def resolve_defaults(flags: Namespace) -> dict[str, Any]:

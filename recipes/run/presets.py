@@ -142,6 +142,10 @@ def preset(name: str, method: str, share_layers: int, recipe: str = "glue") -> d
         defaults |= _WITHOUT_ADAPTERS.get(name, {})
     fine_tunes = method in ("full", "top_k")
     if recipe in OF_RECIPE:
+        if name not in OF_RECIPE[recipe]:
+            raise RecipeError(
+                f"--preset must be one of {', '.join(OF_RECIPE[recipe])} for {recipe}; got {name}."
+            )
         for_adapters, for_fine_tuning = OF_RECIPE[recipe][name]
         return defaults | (for_fine_tuning if fine_tunes else for_adapters)
     if fine_tunes:

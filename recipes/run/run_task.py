@@ -119,6 +119,10 @@ def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> d
     return results.json's content.
     """
     task, training = load_task(load, None, command.training)
+    if training.label_smoothing_factor and not task.has_one_class:
+        raise RecipeError(
+            "--label_smoothing_factor is for one class of several per text or word. Leave it out."
+        )
     metrics = task.load_metrics(command.arguments.metric)
     asked, chosen_by = command.training.metric_for_best_model, training.metric_for_best_model
     if asked.endswith("accuracy") and not chosen_by.endswith("accuracy"):

@@ -135,6 +135,11 @@ class RecipeTrainingArguments(TrainingArguments):
             self.do_train = self.do_eval = self.do_predict = True
         if not self.do_eval:
             self.eval_strategy, self.load_best_model_at_end = "no", False
+        if self.early_stopping_patience and self.eval_strategy == "no":
+            raise RecipeError(
+                "--early_stopping_patience counts evaluations. Leave it out, or give "
+                "--eval_strategy epoch."
+            )
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         self.ddp_find_unused_parameters |= self.adapter_drop

@@ -3,7 +3,8 @@
 # paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py. It pretrains on
 # masked words only, and names other objectives as future work. mlm.py gets no FLAGS: one device, batches of 32.
 set -euo pipefail
-sweep() { python recipes/studies/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
+# FLAGS stand first, so that a start from a checkpoint is not replaced by their --model_name.
+sweep() { python recipes/studies/sweep.py "$1" ${FLAGS-} "${@:2}" ${DRY_RUN-}; }
 after() { [ -n "${DRY_RUN-}" ] || "$@"; }
 adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
 

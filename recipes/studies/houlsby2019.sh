@@ -5,11 +5,12 @@
 # Each run keeps its best epoch on validation; the paper's code scores the last one: --load_best_model_at_end false.
 set -euo pipefail
 additional=${ADDITIONAL:-additional}  # the folder of the 17 further tasks, see docs/papers.md
+glue_data=${GLUE:+--data_dir $GLUE}  # a folder with GLUE's files in place of the Hub's
 base=google-bert/bert-base-uncased
 tasks="cola sst2 mrpc stsb qqp mnli qnli rte"  # without WNLI, as in the paper
 sweep() { python recipes/studies/sweep.py "$@" --preset houlsby2019 ${FLAGS-} ${DRY_RUN-}; }
 # Accuracy on validation chooses, as the paper says; STS-B has none and keeps Spearman's correlation.
-glue() { sweep recipes/glue.py --metric_for_best_model accuracy "$@"; }
+glue() { sweep recipes/glue.py --metric_for_best_model accuracy $glue_data "$@"; }
 after() { [ -n "${DRY_RUN-}" ] || "$@"; }  # what needs the runs
 
 # Table 1. The server asks for WNLI as well, which the paper leaves out. MNLI-mm, a task of its own in the paper,

@@ -4,12 +4,13 @@
 set -euo pipefail
 additional=${ADDITIONAL:-additional}
 sweep() { python recipes/studies/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
+glue() { sweep recipes/glue.py ${GLUE:+--data_dir $GLUE} "$@"; }
 after() { [ -n "${DRY_RUN-}" ] || "$@"; }
 
 # Tables 1 and 2. Runs also count the last classifier: 1,191,170 parameters are table 1's 1,189,632, and 1,538 more.
-sweep recipes/glue.py --task all --preset mohebbi2020 --method houlsby --share_layers 0 1 3 --seed 0 --predict \
+glue --task all --preset mohebbi2020 --method houlsby --share_layers 0 1 3 --seed 0 --predict \
     --output_dir runs/m2
-sweep recipes/glue.py --task all --preset mohebbi2020 --method full --seed 0 --predict --output_dir runs/m2
+glue --task all --preset mohebbi2020 --method full --seed 0 --predict --output_dir runs/m2
 after python recipes/studies/study_table.py runs/m2
 
 # Table 3: 12 of the 17 further tasks
@@ -20,5 +21,5 @@ sweep recipes/studies/paper_tasks.py --data "$additional" --preset mohebbi2020 -
 after python recipes/studies/study_table.py runs/m3
 
 # Figure 8. The paper does not say which of its models it is; here it is "not shared".
-sweep recipes/glue.py --task cola --preset mohebbi2020 --output_dir runs/m8
+glue --task cola --preset mohebbi2020 --output_dir runs/m8
 after python recipes/studies/figure.py ablation runs/m8/cola/run

@@ -18,6 +18,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 
 import recipes_path  # noqa: F401
@@ -81,7 +82,8 @@ def show_plan(searches: Sequence[Search], launch: Sequence[str]) -> None:
     """Print what is left by task, the grid, and the command of the first run."""
     runs = [run for search in searches for run in search.left()]
     table = tabulate(searches)
-    total = f"{table['runs'].sum():,} runs, {table['hours'].sum():,.1f} hours"
+    hours = table["hours"].sum(skipna=False)
+    total = f"{table['runs'].sum():,} runs, {'?' if isnan(hours) else f'{hours:,.1f}'} hours"
     left = sum(search.count_left() for search in searches)
     if runs:
         print(table.to_string(float_format="{:,.1f}".format, na_rep="?", index_names=False))

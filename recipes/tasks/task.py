@@ -66,6 +66,12 @@ class Task(ABC):
         return {}
 
     @property
+    def has_one_class(self) -> bool:
+        """Whether each text or word has one of several classes."""
+        is_single = self.problem_type in (None, "single_label_classification")
+        return is_single and len(self.labels) > 1
+
+    @property
     def head(self) -> dict[str, Any]:
         """The fields that describe the head in the configurations of model and adapter."""
         default = "regression" if len(self.labels) == 1 else "single_label_classification"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from peft import PeftConfig, TaskType, get_peft_model
+from peft import LoraConfig, PeftConfig, TaskType, get_peft_model
 
 from houlsby_peft import HoulsbyConfig
 from model_states import trained_names
@@ -120,3 +120,8 @@ def test_a_configuration_survives_copying_and_its_file(fields, tmp_path):
     config.save_pretrained(tmp_path)
     assert HoulsbyConfig.from_pretrained(tmp_path) == config
     assert PeftConfig.from_pretrained(tmp_path) == config
+
+
+def test_the_configuration_of_another_method_is_read_as_peft_reads_it(tmp_path):
+    LoraConfig(r=3).save_pretrained(tmp_path)
+    assert HoulsbyConfig.from_pretrained(tmp_path) == LoraConfig.from_pretrained(tmp_path)

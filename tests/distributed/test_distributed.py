@@ -21,7 +21,17 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 
 from distributed_checks import CHECKS
-from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
+from distributed_runs import (
+    CONFIGS,
+    ROOT,
+    STEPS,
+    STRATEGIES,
+    Run,
+    launch_flags,
+    make_inputs,
+    run,
+    start,
+)
 from run.edge import RecipeError
 from run.training_arguments import RecipeTrainingArguments
 
@@ -75,6 +85,25 @@ def test_two_processes_do_what_one_does_inside_the_norm(name, inputs, tmp_path):
     shared = (*SHARED, "--kind", "pfeiffer")
     one = run(inputs, tmp_path / "one", None, *shared)
     check_all(run(inputs, tmp_path / name, name, *shared), one, name, inputs)
+
+
+@pytest.mark.slow
+def test_a_new_head_for_masked_words_is_saved_whole_from_zero3(inputs, tmp_path):
+    """Scored by one process, it has the loss of the run, whose last epoch is restored."""
+    skip_without_deepspeed("zero3")
+    (tmp_path / "texts.csv").write_text("text\n" + "a film that he said was fine\n" * 64)
+    recipe = [str(ROOT / "recipes" / "mlm.py"), "--data", str(tmp_path / "texts.csv")]
+    launch = ["-m", "accelerate.commands.launch", *launch_flags(tmp_path, "zero3")]
+    flags = ["--model_name", str(inputs / "model"), "--num_train_epochs", "2", "--max_length", "16"]
+    flags += ["--output_dir", str(tmp_path / "run")]
+    for words in (
+        [*launch, *recipe, *flags],
+        [*recipe, "--evaluate", str(tmp_path / "run"), "--output_dir", str(tmp_path)],
+    ):
+        subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    evaluation = json.loads((tmp_path / "evaluation.json").read_text())
+    assert evaluation["scores"]["loss"] == pytest.approx(results["best_scores"]["loss"], rel=1e-2)
 
 
 def test_two_processes_under_ddp_do_what_one_does_even_if_one_is_killed_while_it_saves(

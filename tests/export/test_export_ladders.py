@@ -177,7 +177,7 @@ def test_an_encoder_and_a_ladder_compute_what_the_model_computes(case):
 def refused(adapters, folder):
     with pytest.raises(AdapterError) as error:
         export_onnx(TaskBank(adapters), folder)
-    assert not any(folder.iterdir())
+    assert not folder.exists()
     return str(error.value)
 
 
@@ -207,8 +207,10 @@ def test_two_files_of_one_name_are_refused(adapters, tmp_path, monkeypatch, caps
         "houlsby_peft.export.onnx_files._run_file", lambda path, inputs, _: [{}] * len(inputs)
     )
     ladder = adapters[0] / "topic"
-    message = refused({"tokenizer": ladder}, tmp_path / "out")
-    assert "'tokenizer' is already that of" in message
+    for name in ("tokenizer", "encoder_quantized"):
+        message = refused({name: ladder}, tmp_path / "out")
+        assert f"'{name}' is already that of" in message
+    assert "has a folder" in refused({"../../topic": ladder}, tmp_path / "a" / "out")
 
     with pytest.raises(SystemExit, match="Two adapters are called 'topic'"):
         main(["export", str(ladder), str(ladder), str(tmp_path / "out")])

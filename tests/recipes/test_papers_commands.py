@@ -149,6 +149,10 @@ def test_the_estimate_of_a_run():
     for method, operations in (("houlsby", 4), ("full", 6), ("top_k --top_k 12", 2 + 4 * 12 / 24)):
         (search,) = plan(f"{flags} --method {method}".split())
         assert estimate_hours(search.left()[0]) == pytest.approx(3 * operations * of_epoch)
+    (search,) = plan(f"{flags} --max_train_samples 1000".split())
+    assert estimate_hours(search.left()[0]) == pytest.approx(12 * of_epoch * 1000 / 392_702)
+    with pytest.raises(RecipeError, match="for squad; got uva2019"):
+        preset("uva2019", "houlsby", 0, "squad")
     (search,) = plan(f"{flags} --model_name user/other".split())
     assert isnan(estimate_hours(search.left()[0]))
 

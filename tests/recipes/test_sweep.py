@@ -252,6 +252,20 @@ class TestSampling:
         sweep(recipe, axes, **{**options, "n_trials": 5})
         assert len(starts(recipe)) in (6, 7), "one more point is sampled, which may be the best"
 
+    @pytest.mark.parametrize(
+        ("flags", "direction"),
+        [
+            (["--label_columns", "error"], "MAXIMIZE"),
+            (["--metric_for_best_model", "eval_loss"], "MINIMIZE"),
+            (["--metric_for_best_model=loss", "--data", "a"], "MINIMIZE"),
+        ],
+    )
+    def test_the_score_that_chooses_says_which_way_is_better(self, flags, direction, recipe):
+        output = recipe.parent / "out"
+        runs = make_runs(output, recipe, {"learning_rate": ["1e-4:1e-2"], "seed": ["0"]}, flags)
+        make_searches(output, runs, ["learning_rate"], 1, 1)
+        assert self.study(recipe, "toy: toy/run").direction.name == direction
+
     def test_a_killed_trial_is_finished_before_others_are_sampled(self, recipe):
         axes = {"learning_rate": ["1e-4:1e-2"], "seed": ["0"]}
         assert len(sweep(recipe, axes, "--fail", "0", n_trials=2)) == 2
@@ -370,7 +384,7 @@ class TestAccidents:
 
     def test_the_plan_of_a_sweep(self, recipe):
         output, _ = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))
-        assert "\n3 runs, " in output
+        assert "\n3 runs, ? hours: " in output  # nothing is known of the data
         assert output.count("accelerate.commands.launch --quiet") == 1
         sampled = ("--task", "cola", "--r", "8:64", "--n_trials", 5, "--seed", 0, 1)
         output, _ = finish(start(recipe, *sampled, "--dry_run"))

@@ -124,6 +124,26 @@ class TestKindsOfLabels:
         classify(encoder, tmp_path, tmp_path / "run", class_weights="balanced")
         assert "common 0.54, rare 6.50" in capsys.readouterr().out
 
+    @pytest.mark.parametrize("labels", [[0.5, 1.25, 2.75] * 10, ["a,b", "a", "b,c"] * 10])
+    def test_labels_of_no_single_class_are_not_smoothed(self, labels, encoder, tmp_path):
+        data = write(tmp_path / "a.csv", text=SENTENCES[:30], label=labels)
+        separator = {"label_separator": ","} if "a" in labels else {}
+        with pytest.raises(RecipeError, match="--label_smoothing_factor"):
+            classify(encoder, data, tmp_path / "run", label_smoothing_factor=0.1, **separator)
+
+    def test_a_run_is_scored_anew_on_its_own_validation_texts(self, encoder, tmp_path):
+        """Without those that are training texts as well, as in the run."""
+        classes = ["a", "b"] * 20
+        write(tmp_path / "train.csv", text=[f"the king {row}" for row in range(40)], label=classes)
+        write(
+            tmp_path / "validation.csv",
+            text=[f"the king {row}" for row in range(20, 60)],
+            label=classes,
+        )
+        results = classify(encoder, tmp_path, tmp_path / "run")
+        evaluation = evaluate(tmp_path / "again", data=tmp_path, evaluate=tmp_path / "run")
+        assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+
     @pytest.mark.parametrize("several", [False, True])
     def test_the_weighted_loss(self, several):
         """By its formula: the mean over rows of each row's loss times the weight of its class."""
@@ -382,6 +402,10 @@ class TestFlags:
         )
         arguments = self.parse(f"a.{kind}", "--r", "8")
         assert {**values, "r": 8, "seed": 42}.items() <= arguments.items()
+
+    def test_patience_without_evaluations_is_refused(self):
+        with pytest.raises(RecipeError, match="counts evaluations"):
+            self.parse("--data", "user/data", "--do_train", "--early_stopping_patience", "2")
 
     def test_a_checkpoint_for_each_evaluation(self):
         flags = "--eval_strategy steps --save_strategy steps --eval_steps 7"

@@ -147,7 +147,7 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(WORKER), "--use_cpu"]
     if config is not None:
-        launch = ["-m", "accelerate.commands.launch", *_launch_flags(folder, config), *launcher]
+        launch = ["-m", "accelerate.commands.launch", *launch_flags(folder, config), *launcher]
         command = [sys.executable, *launch, str(WORKER)]
     batch = 8 if config is None else 4
     command += [*FLAGS, "--per_device_train_batch_size", str(batch)]
@@ -162,7 +162,7 @@ def start(
     return subprocess.Popen(command, cwd=ROOT, env=environment, **piped)
 
 
-def _launch_flags(folder: Path, config: str) -> list[str]:
+def launch_flags(folder: Path, config: str) -> list[str]:
     flags = ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", "2"]
     if config.startswith("zero3"):
         # All weights of a tiny model are below the sizes up to which DeepSpeed leaves weights

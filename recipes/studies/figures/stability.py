@@ -96,7 +96,7 @@ def by_start(results: Iterable[Results]) -> Starts:
 def pretraining_steps(run: Results) -> int:
     """Return the steps of the checkpoint that a run started from, 0 if there is none."""
     name = run["arguments"]["init_adapter"] or run["model"]
-    checkpoint = re.search(r"checkpoint-(\d+)$", name)
+    checkpoint = re.search(r"checkpoint-(\d+)/*$", name)
     return int(checkpoint[1]) if checkpoint else 0
 
 

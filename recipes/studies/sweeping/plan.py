@@ -68,6 +68,7 @@ def estimate_hours(run: PlannedRun) -> float:
         return float("nan")
     layers, weights = known[0]
     rows, tokens = SIZES[task]
+    rows = min(rows, float(getattr(flags, "max_train_samples", rows)))
     # Two operations per weight and token forward, and as many backward for the hidden states and
     # for the weights that are trained.
     of_top_k = 2 + 4 * int(getattr(flags, "top_k", 0)) / layers

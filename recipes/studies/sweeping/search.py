@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -179,7 +180,9 @@ def _make_study(run: PlannedRun, name: str, storage: str) -> optuna.Study:
     if storage.endswith(".journal"):
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
         kept = JournalStorage(JournalFileBackend(storage))
-    lower = run.recipe.name == "mlm.py" or any(map(lower_is_better, run.flags))
+    words = [word for flag in run.flags for word in flag.split("=", 1)]
+    chosen_by = dict(pairwise(words)).get("--metric_for_best_model", "")
+    lower = run.recipe.name == "mlm.py" or lower_is_better(chosen_by)
     return optuna.create_study(
         study_name=f"{run.recipe.stem}: {name}",
         storage=kept,
