@@ -147,11 +147,14 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
     scores = {model: float(of_model.best_score_) for model, of_model in searches.items()}
     best = max(scores, key=lambda model: scores[model])
     settings = searches[best].best_params_
-    on_test, test = None, splits.get("test")
+    on_test, constant, test = None, None, splits.get("test")
     if test is not None and test.classes is not None:
         model = make_model(best, arguments.seed).set_params(**settings)
         model.fit(splits["train"].texts, splits["train"].classes)
-        on_test = {"accuracy": float(accuracy_score(test.classes, model.predict(test.texts)))}
+        predicted = model.predict(test.texts)
+        on_test = {"accuracy": float(accuracy_score(test.classes, predicted))}
+        if len({*predicted}) == 1:
+            constant = task.kind.names[predicted[0]]
     return {
         "task": Path(data).name,
         "method": "no_bert",
@@ -162,6 +165,7 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "best_score": scores[best],
         "best_scores": {"accuracy": scores[best]},
         "test": on_test,
+        "constant": constant,
         "epochs": [],
         "trainable_parameters": 0,
         "total_parameters": 1,

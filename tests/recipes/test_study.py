@@ -497,6 +497,7 @@ def test_without_bert_on_texts_of_few_words(tmp_path):
     results = json.loads((tmp_path / "films" / "no_bert" / "results.json").read_text())
     assert (results["best_score"], results["test"]) == (1, {"accuracy": 1})
     assert results["settings"]["svd__n_components"] in (50, 100)
+    assert results["constant"] is None
 
 
 class TestChart:

@@ -17,7 +17,7 @@ from tasks.scores import COLUMNS
 
 
 NOTES = """\
-In percent, on validation at the epoch it has chosen; papers' lines as marked. ±: standard error.
+In percent, on validation at the epoch that is kept; papers' lines as marked. ±: standard error.
 Mean: over the seeds, at the point with the best mean. Best: of all runs. More: docs/papers.md."""
 _PAIRED = "standard error of the difference, seed by seed where both lines have the same seeds."
 DIFFERENCES = {
