@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..predict.predictor import Predictor
@@ -15,7 +14,7 @@ from ..predict.task_bank import TaskBank
 from .onnx_files import ENCODER_FILE, MODEL_FILE, quantized
 
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, Any]  # of NumPy, as onnxruntime reads and returns them
 
 
 def count_changed(
@@ -71,7 +70,7 @@ class _Files:
         reader.read(question)
         model = self._models[task]
         for row in question.rows:
-            values = {name: np.array([value]) for name, value in row.inputs.items()}
+            values = {name: torch.tensor([ids]).numpy() for name, ids in row.inputs.items()}
             if self._encoder is not None:
                 values |= self._encode(values)
             outputs = _run(model, values)

@@ -61,7 +61,6 @@ def trained_heads(model):
     return heads
 
 
-of_other_labels = pytest.mark.filterwarnings("ignore:The adapter has . labels")
 every_model = pytest.mark.parametrize("make", [tiny_bert, tiny_roberta])
 
 
@@ -153,7 +152,6 @@ def test_the_loss_is_that_of_the_active_adapters_labels(
     torch.testing.assert_close(output.loss, loss(output.logits.squeeze(), targets))
 
 
-@of_other_labels
 @pytest.mark.parametrize(
     ("of_base", "problem_type", "number", "loss"),
     [
@@ -337,7 +335,6 @@ def test_a_model_without_a_head_cannot_give_one(options):
     assert not getattr(model, "peft_config", None)
 
 
-@of_other_labels
 @pytest.mark.parametrize("own_labels", [{}, {"id2label": dict(enumerate("abcde"))}], ids=str)
 def test_a_head_with_batch_norm(own_labels, tmp_path):
     """Its counts are whole numbers, which are saved and loaded with it."""

@@ -108,7 +108,6 @@ def test_it_is_recorded_where_the_configuration_does_not_tell(saved, tmp_path):
     assert torch.equal(logits(loaded.model, loaded.tokenizer), logits(model, loaded.tokenizer))
 
 
-@pytest.mark.filterwarnings("ignore:The adapter has 3 labels")
 @pytest.mark.parametrize("labels", [2, 3])
 def test_peft_alone_loads_it_whatever_the_base_models_head(saved, labels):
     base, folder, expected = saved
