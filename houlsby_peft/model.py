@@ -130,7 +130,7 @@ class HoulsbyModel(BaseTuner):
                 start_heads(plan, adapter_name, beneath)
         is_first = self._state.records.keys() <= {adapter_name, record.beneath_name}
         if config.loaded is not None and is_first and record.heads and record.id2label:
-            warn_of_other_labels(model.config, record)
+            warn_of_other_labels(getattr(model, "config", None), record)
         hook_other_wrappers(model, self._state.batches)
         self._hook()
 

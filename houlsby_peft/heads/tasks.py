@@ -157,13 +157,14 @@ def warn_of_other_labels(base_config: Any, record: AdapterRecord) -> None:
     """
     labels, labels_of_model = record.id2label or {}, labels_of_base(base_config)
     several = "multi_label_classification"
-    head = len(labels), record.problem_type == several
-    if head != (len(labels_of_model), getattr(base_config, "problem_type", None) == several):
+    has_several = record.problem_type == several
+    is_other_kind = has_several != (getattr(base_config, "problem_type", None) == several)
+    if labels_of_model and (len(labels) != len(labels_of_model) or is_other_kind):
         warnings.warn(
-            f"The adapter has {head[0]:,} labels{', of which a text may have several' * head[1]}; "
-            f"by its configuration, the model has {len(labels_of_model):,}. The logits are right, "
-            "but a pipeline of transformers would give wrong names and scores. Load the adapter "
-            "with houlsby_peft.load, or give the base model its id2label and problem_type.",
+            f"An adapter has other labels ({len(labels):,}{', several per text' * has_several}) "
+            f"than the configuration of its model ({len(labels_of_model):,}). The logits are "
+            "right, but a pipeline of transformers would give wrong names and scores. Load the "
+            "adapter with houlsby_peft.load, or give the base model its id2label and problem_type.",
             stacklevel=2,
         )
 
