@@ -132,7 +132,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("recipe", type=Path, help="The recipe's script, such as recipes/glue.py.")
     add("--output_dir", required=True, type=Path, help="Folder of a folder per task and run.")
     for axis in AXES:
-        add(f"--{axis}", nargs="+", metavar="VALUE", help=f"Values of the recipe's --{axis}.")
+        # The recipes know both spellings.
+        spellings = dict.fromkeys((f"--{axis}", f"--{axis.replace('_', '-')}"))
+        add(*spellings, nargs="+", metavar="VALUE", help=f"Values of the recipe's --{axis}.")
     add_choose(parser)
     add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
     add("--n_trials", type=int, help="Sample so many points in ranges LOW:HIGH.")

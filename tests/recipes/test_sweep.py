@@ -170,6 +170,15 @@ def test_ranges_and_the_number_of_points_need_each_other(monkeypatch, flags):
         parse_arguments()
 
 
+def test_an_axis_may_be_spelled_with_hyphens():
+    script = str(ROOT / "recipes" / "glue.py")
+    arguments, flags = parse_arguments(
+        [script, "--output_dir", "out", "--learning-rate", "1e-4", "1e-3", "--max-length", "64"]
+    )
+    assert arguments.learning_rate == ["1e-4", "1e-3"]
+    assert flags == ["--max-length", "64"]
+
+
 def sweep(recipe, axes, *flags, search_seeds=None, n_trials=None, slots=({},)):
     """Run a sweep in this process, without accelerate; return the runs that failed."""
     output = recipe.parent / "out"
