@@ -194,8 +194,11 @@ def export(options: argparse.Namespace) -> None:
     texts: list[Input] = []
     if options.file is not None:
         table, columns = _read_texts(options, [*adapters.values()])
-        texts = [read_input(row, columns) for row in table.rows]
-        texts = [text for text in texts if "".join(text).strip()]
+        for row in table.rows:
+            text = read_input(row, columns)
+            parts = [text] if isinstance(text, str) else text
+            if all(map(str.strip, parts)):
+                texts.append(text)
     bases: Any = {"base_model": options.base_model, "other_base": options.other_base}
     exported: TaskBank | Predictor
     if len(adapters) == 1:
@@ -203,11 +206,11 @@ def export(options: argparse.Namespace) -> None:
         exported = load_saved(saved, **bases)
     else:
         exported = TaskBank(adapters, **bases)
-    int8 = options.int8 or bool(texts)
+    int8 = options.int8 or options.file is not None
     for path, difference in export_onnx(exported, options.output, int8=int8).items():
         size = path.stat().st_size / 1e6
         print(f"{path}  {size:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
-    if texts:
+    if options.file is not None:
         for task, changed in count_changed(exported, options.output, texts).items():
             name = f"{task}: " if task else ""
             print(f"{name}{changed:,} of {len(texts):,} answers change in 8-bit integers")
