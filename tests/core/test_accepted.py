@@ -56,33 +56,6 @@ def test_an_adapters_name_may_be_part_of_the_methods_names():
         assert get_peft_model_state_dict(model, adapter_name=name).keys() == keys
 
 
-def test_labels_are_saved_once_and_as_they_are_written(tmp_path):
-    names = {0: "退款", 1: "Größe"}
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, id2label=names))
-    model.save_pretrained(tmp_path)
-    assert (tmp_path / "adapter_config.json").read_text(encoding="utf-8").count("退款") == 1
-    loaded = HoulsbyConfig.from_pretrained(tmp_path)
-    assert loaded.saved.record.id2label == names
-
-
-def test_the_name_of_the_base_model_stays_as_it_was_given(tmp_path):
-    folder = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
-    tiny_bert().save_pretrained(folder)
-    base = AutoModelForSequenceClassification.from_pretrained(folder)
-    get_peft_model(base, HoulsbyConfig(r=4)).save_pretrained(tmp_path / "adapter")
-    assert HoulsbyConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path == str(
-        folder
-    )
-
-
-def test_pickled_weights_are_written_and_never_read(tmp_path):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
-    with pytest.warns(UserWarning, match="card is not written"):
-        model.save_pretrained(tmp_path, safe_serialization=False)
-    with pytest.raises(ValueError, match="safe_serialization"):
-        PeftModel.from_pretrained(tiny_bert(), tmp_path)
-
-
 run_again = pytest.mark.filterwarnings(
     "ignore:Already found a `peft_config` attribute in the model",
     "ignore:You are trying to modify a model with PEFT for a second time",
@@ -179,13 +152,14 @@ def test_a_pipeline_predicts_the_adapters_classes(base, tmp_path):
 def test_an_adapter_of_a_task_model_fits_its_encoder_and_back(tmp_path, token_ids):
     """The names in the file begin with that of the encoder, or without it."""
 
-    def hidden_states(model):
+    def outputs(model):
         encoder = getattr(model.get_base_model(), "bert", model)
-        return encoder(token_ids).last_hidden_state
+        return encoder(token_ids).to_tuple()
 
     for trained_on, loaded_on in ((tiny_bert(), tiny_bert().bert), (tiny_bert().bert, tiny_bert())):
-        model = adapted(trained_on)
+        model = adapted(trained_on, modules_to_save=["pooler"])
         folder = tmp_path / type(trained_on).__name__
         model.save_pretrained(folder)
         loaded = PeftModel.from_pretrained(loaded_on, folder).eval()
-        assert torch.equal(hidden_states(loaded), hidden_states(model))
+        for output, expected in zip(outputs(loaded), outputs(model), strict=True):
+            assert torch.equal(output, expected)

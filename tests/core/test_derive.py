@@ -237,11 +237,6 @@ class TestCombined:
     @pytest.mark.parametrize(
         ("one", "two"),
         [
-            ({"modules_to_save": ["pooler"]}, {"modules_to_save": ["pooler"]}),
-            (
-                {"share_layers": 3, "layers_to_transform": [0, 3]},
-                {"share_layers": 3, "layers_to_transform": [0, 3]},
-            ),
             # The same places, which were selected in other words.
             ({}, {"layers_to_transform": [0, 1, 2, 3], "exclude_modules": ["nothing"]}),
             (

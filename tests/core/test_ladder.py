@@ -352,21 +352,6 @@ def test_the_trainer_with_gradient_checkpointing(is_peft_model, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_gradient_checkpointing_changes_nothing():
-    """An encoder that does not learn is not checkpointed."""
-    model = with_ladder(tiny_bert(classifier_dropout=0.0)).train()
-    gradients = []
-    for is_enabled in (False, True):
-        if is_enabled:
-            enable = getattr(model, "activation_checkpointing_enable", None)
-            (enable or model.gradient_checkpointing_enable)()
-        model.zero_grad()
-        model(**BATCH, labels=torch.tensor([0, 1, 2])).loss.backward()
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        gradients.append([weight.grad for weight in trained])
-    torch.testing.assert_close(*gradients)
-
-
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_gradient_checkpointing_beside_a_ladder_that_is_not_active(use_reentrant):
     """And one that was refused, deleted, or active together with another adapter."""

@@ -70,11 +70,12 @@ def test_a_used_configuration_is_clean_for_any_other_model(make, tmp_path):
         assert fields["modules_to_save"] is None
 
 
-def test_labels_keep_their_order(tmp_path):
+def test_labels_are_saved_once_as_they_are_written_and_keep_their_order(tmp_path):
     """JSON's keys are sorted as text, which puts class 10 before class 2."""
-    names = [f"topic {number}" for number in range(12)]
+    names = [f"Größe {number}" for number in range(12)]
     config = HoulsbyConfig(r=4, id2label=dict(enumerate(names)))
     get_peft_model(bert_of(*names), config).save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_config.json").read_text(encoding="utf-8").count("Größe 11") == 1
     assert list(HoulsbyConfig.from_pretrained(tmp_path).saved.record.id2label.values()) == names
     assert list(SavedAdapter.open(tmp_path).record.id2label.values()) == names
 
@@ -97,6 +98,9 @@ def test_a_loaded_configuration_with_another_size_makes_a_new_adapter(saved, cha
     config = HoulsbyConfig.from_pretrained(saved[0])
     config = change(config) or config
     assert config.loaded is None
+    with_a_list = HoulsbyConfig.from_pretrained(saved[0])
+    with_a_list.positions.remove("attention")
+    assert with_a_list.loaded is None
     model = get_peft_model(bert_of("no", "yes", seed=5), config)
     down = (
         next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
@@ -108,12 +112,17 @@ def test_a_loaded_configuration_with_another_size_makes_a_new_adapter(saved, cha
     assert model.base_model.records["default"].base != base_in_file
 
 
-def test_a_loaded_configuration_that_is_used_for_loading_keeps_its_record(saved):
+def test_a_loaded_configuration_that_is_used_for_loading_keeps_its_record_and_options(saved):
     config = HoulsbyConfig.from_pretrained(saved[0])
     model = PeftModel.from_pretrained(bert_of("x", "y"), saved[0], config=config)
     assert model.peft_config["default"] is config
     assert model.base_model.records["default"].id2label == {0: "no", 1: "yes"}
     torch.testing.assert_close(model(IDS).logits, saved[1])
+    changed = HoulsbyConfig.from_pretrained(saved[0])
+    changed.scaling = 2.0
+    model = PeftModel.from_pretrained(bert_of("x", "y"), saved[0], config=changed)
+    layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
+    assert {layer.module_of("default").scaling for layer in layers} == {2.0}
 
 
 def test_a_copied_or_pickled_model_saves_the_same_record(saved, tmp_path):

@@ -125,7 +125,7 @@ def test_an_adapter_with_added_tokens_gets_a_base_model_of_their_number(base, go
             houlsby_peft.load(tmp_path, **options)
 
 
-def test_added_tokens_that_are_trained(base, good, tmp_path):
+def test_added_tokens_that_are_trained(base, tmp_path):
     """As PEFT advises: the embeddings are resized, and the new rows are trained."""
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
     model.resize_token_embeddings(203)
@@ -144,8 +144,6 @@ def test_added_tokens_that_are_trained(base, good, tmp_path):
     for options in ({}, {"adapter_name": "other"}, {"dtype": torch.float64}):
         loaded = houlsby_peft.load(tmp_path, **options)
         torch.testing.assert_close(loaded.model(tokens).logits.float(), expected)
-    with pytest.raises(AdapterError, match=r"resize_token_embeddings\(203\)"):
-        houlsby_peft.load(tmp_path, beside=houlsby_peft.load(good))
 
 
 @pytest.mark.parametrize(
@@ -302,16 +300,11 @@ CASES = {
     "unknown activation": (config(activation="exec"), "activation"),
     "a record of words": (config(recorded={"places": "all"}), "places"),
     "base is a path": (config(base_model_name_or_path=None), "Hub"),
-    "no weights": (put(adapter_model__safetensors=None), WEIGHTS),
     "pickled weights": (
         put(adapter_model__safetensors=None, adapter_model__bin="pickle"),
         "any code",
     ),
     "empty weights": (put(adapter_model__safetensors=b""), "header"),
-    "weights are cut off": (
-        lambda files: files | {WEIGHTS: files[WEIGHTS][:-9]},
-        "header|incomplete",
-    ),
     "header of 8 EB": (header("{}", 2**63 - 1), "header"),
     "header names no bytes": (header(FAR), "header|incomplete"),
     "header has an unknown type": (header(TYPE), "header"),

@@ -8,10 +8,8 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import BertModel
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyModel
-from houlsby_peft.heads.head import HoulsbyHead
 from model_states import state_of, trained_names
 from tiny_models import adapted, perturb, perturb_adapter, tiny_bert
 
@@ -42,15 +40,6 @@ def test_an_adapter_with_other_options_is_not_loaded_over_one(options, word, sav
     model.load_adapter(saved[0], "default")
     model.set_adapter("default")
     assert torch.equal(model(IDS).logits, saved[1])
-
-
-def test_options_given_to_from_pretrained_win(saved):
-    config = HoulsbyConfig.from_pretrained(saved[0])
-    config.scaling = 2.0
-    model = PeftModel.from_pretrained(tiny_bert(), saved[0], config=config)
-    assert model.peft_config["default"] is config
-    layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
-    assert {layer.module_of("default").scaling for layer in layers} == {2.0}
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
@@ -167,15 +156,6 @@ def test_a_head_of_ones_own_beside_another_method_is_refused():
         base.add_adapter(HoulsbyConfig(r=4, id2label={0: "a", 1: "b"}), "houlsby")
 
 
-def test_a_changed_list_of_a_loaded_configuration_makes_a_new_adapter(tmp_path):
-    config = HoulsbyConfig(r=4, target_modules=["output.dense"])
-    get_peft_model(tiny_bert(), config).save_pretrained(tmp_path)
-    loaded = HoulsbyConfig.from_pretrained(tmp_path)
-    assert loaded.loaded is not None
-    loaded.target_modules.append("query")
-    assert loaded.loaded is None
-
-
 @pytest.mark.filterwarnings("ignore:Adapter second was active which is now deleted")
 def test_another_adapter_and_its_head_take_the_place_of_a_deleted_one():
     """The deleted adapter has not trained the pooler, which the other one has."""
@@ -196,15 +176,6 @@ def test_another_adapter_and_its_head_take_the_place_of_a_deleted_one():
     assert torch.equal(model(IDS).logits, expected)
 
 
-def test_a_layer_that_is_disabled_leaves_the_heads_enabled():
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
-    layer = next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
-    layer.enable_adapters(False)
-    heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
-    assert heads
-    assert not any(head.disable_adapters for head in heads)
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_a_compiled_base_model_saves_the_same_adapter(tmp_path):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
@@ -215,17 +186,6 @@ def test_a_compiled_base_model_saves_the_same_adapter(tmp_path):
         (tmp_path / name / "adapter_config.json").read_text() for name in ("plain", "compiled")
     )
     assert json.loads(plain)["recorded"] == json.loads(compiled)["recorded"]
-
-
-def test_a_saved_pooler_is_loaded_into_another_class_with_the_same_encoder(tmp_path):
-    base = tiny_bert()
-    base.save_pretrained(tmp_path / "base")
-    model = adapted(base, modules_to_save=["pooler", "classifier"])
-    model.save_pretrained(tmp_path / "adapter")
-    encoder = BertModel.from_pretrained(tmp_path / "base")
-    loaded = PeftModel.from_pretrained(encoder, tmp_path / "adapter").eval()
-    expected = model.get_base_model().bert(IDS).pooler_output
-    assert torch.equal(loaded(IDS).pooler_output, expected)
 
 
 def test_an_adapter_that_goes_on_training_has_dropout(tmp_path):
