@@ -187,15 +187,6 @@ def test_every_sweep_has_its_papers_preset():
         assert "--preset" in words or "runs/methods" in " ".join(words)
 
 
-def test_adapters_after_the_attention_only():
-    """Houlsby et al. 2019, section 3.6."""
-    command = parse_arguments(["--task", "cola", "--positions", "attention"])
-    assert command.adapter.config().positions == ["attention"]
-    flags = "--task cola --kind parallel --positions attention feed_forward"
-    config = parse_arguments(flags.split()).adapter.config()
-    assert (config.kind, config.positions) == ("parallel", ["attention", "feed_forward"])
-
-
 def test_the_presets_of_other_tasks_than_glue():
     """Houlsby et al. 2019, sections 3.3 and 3.5; Mohebbi and Rajaei 2020, section 6.1."""
     expected = {

@@ -94,20 +94,6 @@ def test_a_test_split_is_not_kept(encoder, glue_data, tmp_path):
     assert len(StateFile(path, (3, 32), torch.float16)._entries) == len(texts)
 
 
-def test_killed_writer(tmp_path):
-    path, states = tmp_path / "a.states", torch.randn(3, 2, 4).half()
-    StateFile(path, (2, 4), torch.float16).add({b"a" * 16: states})
-    complete = path.read_bytes()
-    StateFile(path, (2, 4), torch.float16).add({b"b" * 16: states})
-    path.write_bytes(path.read_bytes()[:-1])
-
-    file = StateFile(path, (2, 4), torch.float16)
-
-    assert b"b" * 16 not in file
-    assert torch.equal(file.read(b"a" * 16, 3), states)
-    assert path.read_bytes() == complete
-
-
 @torch.no_grad()
 def test_damaged_states_are_read_anew(tmp_path):
     """A flipped bit, a text of zeros and a wrong number of tokens; then the cache is taken off."""
@@ -274,25 +260,3 @@ def test_killed_writer_beside_another(tmp_path):
     for file in (other, StateFile(path, (2, 4), torch.float16)):
         assert b"a" * 16 not in file
         assert torch.equal(file.read(b"b" * 16, 3), states)
-
-
-def test_full_disk(tmp_path, monkeypatch):
-    """A part of an entry is written, then nothing more."""
-    path, states = tmp_path / "a.states", torch.randn(3, 2, 4).half()
-    file = StateFile(path, (2, 4), torch.float16)
-    write, room = os.pwrite, 10
-
-    def write_what_fits(descriptor, content, position):
-        part = bytes(content)[: room - position]
-        if not part:
-            raise OSError("No space left on device")
-        return write(descriptor, part, position)
-
-    monkeypatch.setattr(os, "pwrite", write_what_fits)
-    with pytest.raises(OSError, match="No space left"):
-        file.add({b"a" * 16: states})
-    monkeypatch.undo()
-    file.add({b"b" * 16: states})
-
-    assert b"a" * 16 not in file
-    assert torch.equal(StateFile(path, (2, 4), torch.float16).read(b"b" * 16, 3), states)

@@ -73,12 +73,3 @@ def test_a_quarter_of_the_evaluations_without_a_better_one_ends_a_run(
 ):
     given.setdefault("save_strategy", given.get("eval_strategy", "epoch"))
     assert settle_schedule(arguments(**given), rows).early_stopping_patience == patience
-
-
-def test_what_was_settled_is_said(arguments, capsys):
-    settle_schedule(arguments(), 100)
-    said = capsys.readouterr().out
-    assert "at most 1,000 steps, 250 epochs; the learning rate rises for 100 steps" in said
-    assert "stops after 5 evaluations without a better main" in said
-    settle_schedule(arguments(num_train_epochs=2, warmup_steps=0.1), 100)
-    assert not capsys.readouterr().out
