@@ -45,15 +45,6 @@ def save(folder, model_class, base, seed=1, id2label=None, **options):
     return save_adapter(folder, base, model_class, head, seed, **options)
 
 
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_a_batch_has_at_least_one_input(base, tmp_path, batch_size):
-    save(tmp_path, AutoModelForSequenceClassification, base)
-    with pytest.raises(ValueError, match="batch_size"):
-        houlsby_peft.load(tmp_path).predict(WORDS, batch_size=batch_size)
-    with pytest.raises(ValueError, match="batch_size"):
-        TaskBank({"topic": tmp_path}).ask(WORDS[0], batch_size=batch_size)
-
-
 @pytest.mark.parametrize(
     ("recorded", "name"),
     [
@@ -75,6 +66,9 @@ def test_inputs_may_be_generated_and_others_are_refused(base, tmp_path):
     for wrong in (None, 5, [None], ["\ud800"]):
         with pytest.raises(ValueError, match=r"text|surrogates"):
             predictor.predict(wrong)
+    for batch_size in (0, -1):
+        with pytest.raises(ValueError, match="batch_size"):
+            predictor.predict(texts, batch_size=batch_size)
 
 
 @pytest.mark.parametrize(
