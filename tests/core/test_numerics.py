@@ -1,26 +1,29 @@
-"""Precision, checkpointing, compilation, export, and quantized bases."""
+"""Precision, devices, checkpointing, compilation, export, and quantized bases."""
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
 import torch
 from packaging.version import Version
 from peft import PeftModel, get_peft_model
+from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     TorchAoConfig,
 )
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
-from tiny_models import perturb, tiny_bert
+from tiny_models import adapted, perturb, perturb_adapter, tiny_bert
 
 
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 VARIANTS = [
     {"share_layers": 3, "train_layer_norm": "all"},
     {"kind": "pfeiffer"},
@@ -28,17 +31,15 @@ VARIANTS = [
 ]
 
 
-def adapted(fields=None, **changes):
-    model = get_peft_model(
-        tiny_bert(**{**NO_DROPOUT, **changes}), HoulsbyConfig(r=4, **(fields or {}))
-    )
-    perturb(model)
-    return model.eval()
+def without_dropout(**changes):
+    return tiny_bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **changes)
 
 
-def gradients(model, ids, call=None):
+def gradients(model, ids, call=None, autocast=False):
     model.zero_grad()
-    (model if call is None else call)(input_ids=ids, labels=ids[:, 0] % 3).loss.backward()
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=autocast):
+        loss = (model if call is None else call)(input_ids=ids, labels=ids[:, 0] % 3).loss
+    loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -48,10 +49,110 @@ def assert_close(computed, expected):
         torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-5)
 
 
+every_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+)
+every_precision = pytest.mark.parametrize(
+    ("dtype", "autocast", "tolerance"),
+    [(torch.float32, False, 1e-5), (torch.float32, True, 0.05), (torch.bfloat16, False, 0.05)],
+    ids=["float32", "autocast", "base in bfloat16"],
+)
+
+
+def joined(gradients):
+    return torch.cat([gradient.flatten() for gradient in gradients.values()])
+
+
+def assert_near(computed, expected, tolerance):
+    """Compare with what float64 gives, relative to its norm."""
+    assert (computed.cpu().double() - expected).norm() <= tolerance * expected.norm()
+
+
+@every_device
+@every_precision
+def test_gradients_are_those_of_float64(device, dtype, autocast, tolerance, token_ids):
+    model = adapted(tiny_bert().to(dtype), task_type="SEQ_CLS")
+    expected = gradients(copy.deepcopy(model).double(), token_ids)
+    computed = gradients(model.to(device), token_ids.to(device), autocast=autocast)
+    assert_near(joined(computed), joined(expected), tolerance)
+
+
+@every_device
+def test_adapters_are_created_and_loaded_where_the_base_model_is(device, token_ids, tmp_path):
+    model = get_peft_model(tiny_bert().to(device), HoulsbyConfig(r=4, task_type="SEQ_CLS"))
+    assert {weight.device.type for weight in model.parameters()} == {device}
+    saved = adapted(task_type="SEQ_CLS")
+    saved.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_bert().to(device), tmp_path)
+    assert {weight.device.type for weight in loaded.parameters()} == {device}
+    expected = saved.double()(token_ids).logits
+    assert_near(loaded(token_ids.to(device)).logits, expected, 1e-4)
+
+
+@every_device
+@every_precision
+@torch.no_grad()
+def test_rows_of_several_adapters(device, dtype, autocast, tolerance, token_ids):
+    model = adapted(tiny_bert().to(dtype), "first")
+    for seed, name in enumerate(("second", "third")):
+        model.add_adapter(name, HoulsbyConfig(r=4))
+        perturb_adapter(model, name, seed)
+    names = ["third", "first", "__base__", "third", "second"]
+    alone, expected = copy.deepcopy(model).double(), []
+    for row, name in zip(token_ids, names, strict=True):
+        expected.append(alone(row[None], adapter_names=[name]).logits)
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        mixed = model.to(device)(token_ids.to(device), adapter_names=names).logits
+    assert_near(mixed, torch.cat(expected), tolerance)
+
+
+def test_a_head_computes_in_float32(token_ids):
+    model = adapted(tiny_bert().bfloat16(), task_type="SEQ_CLS")
+    wrapper = model.base_model.model.classifier
+    pooled = []
+    wrapper.register_forward_pre_hook(lambda _, args: pooled.append(args[0]))
+    logits = model(token_ids).logits
+    assert pooled[0].dtype == torch.bfloat16
+    head = wrapper.modules_to_save["default"]
+    assert head.weight.dtype == torch.float32
+    # On a GPU, no squared error of labels in float32 could be computed otherwise.
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, F.linear(pooled[0].float(), head.weight, head.bias))
+    with model.disable_adapter():
+        assert torch.equal(model(token_ids).logits, tiny_bert().bfloat16()(token_ids).logits)
+
+
+def test_a_head_of_several_modules_of_which_the_base_model_uses_its_own(token_ids):
+    config = DistilBertConfig(vocab_size=99, dim=16, hidden_dim=32, n_layers=2, n_heads=2)
+    torch.manual_seed(0)
+    model = adapted(
+        DistilBertForSequenceClassification(config).bfloat16().eval(), task_type="SEQ_CLS"
+    )
+    names = ["default", "__base__", "default", "__base__", "default"]
+    mixed = model(token_ids, adapter_names=names).logits
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed[::2], model(token_ids).logits[::2], atol=0.02, rtol=0.02)
+    with model.disable_adapter():
+        torch.testing.assert_close(
+            mixed[1::2], model(token_ids).logits[1::2].float(), atol=0.02, rtol=0.02
+        )
+
+
+def test_what_the_base_model_goes_on_with_has_its_dtype(token_ids):
+    base = tiny_bert().bfloat16()
+    model = adapted(base, modules_to_save=["bert.embeddings", "pooler"])
+    heads = [weight for name, weight in model.named_parameters() if "modules_to_save.d" in name]
+    assert {weight.dtype for weight in heads} == {torch.float32}
+    pooled = []
+    base.bert.pooler.register_forward_hook(lambda *call: pooled.append(call[-1].dtype))
+    model(token_ids)
+    assert pooled == [torch.bfloat16]
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
 def test_gradient_checkpointing_gives_the_same_gradients(fields, use_reentrant, token_ids):
-    model = adapted(fields).train()
+    model = adapted(without_dropout(), **fields).train()
     expected = gradients(model, token_ids)
     enable = (
         getattr(model, "activation_checkpointing_enable", None)
@@ -75,7 +176,7 @@ traced = pytest.mark.skipif(
 @traced
 def test_compiled_without_a_graph_break(token_ids):
     torch._dynamo.reset()
-    model = adapted(VARIANTS[0], num_hidden_layers=1)
+    model = adapted(without_dropout(num_hidden_layers=1), **VARIANTS[0])
     model.add_adapter("beside", HoulsbyConfig(r=4, kind="pfeiffer"))
     model.base_model.set_adapter(["default", "beside"])
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -89,7 +190,7 @@ def test_compiled_without_a_graph_break(token_ids):
 
 @traced
 def test_exported_for_inference(token_ids):
-    model = adapted(VARIANTS[0], num_hidden_layers=2)
+    model = adapted(tiny_bert(num_hidden_layers=2), **VARIANTS[0])
     with torch.no_grad():
         exported = torch.export.export(model, (token_ids,)).module()
         torch.testing.assert_close(

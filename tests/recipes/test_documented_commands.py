@@ -1,9 +1,13 @@
-"""The commands of recipes/studies/*.sh: a shell runs the scripts with stand-ins, and every flag is
-of its recipe.
+"""Commands that start a recipe. Those of recipes/studies/*.sh: a shell runs the scripts with
+stand-ins, and every flag is of its recipe. Those of README and docs: the script exists, and --help
+knows every flag.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import itertools
 import os
 import re
@@ -213,3 +217,46 @@ def test_the_dry_run_of_a_paper_starts_nothing():
         environment = {**os.environ, "DRY_RUN": "--dry_run"}
         output = subprocess.run(command, capture_output=True, env=environment, check=False).stdout
         assert not output
+
+
+BLOCK = r"^```(?:bash|sh|console)?\n(.*?)^```"
+COMMAND = re.compile(
+    r"(?:python|accelerate launch|sbatch)\s[^\n#]*?recipes/([\w/]+\.\w+(?:\s[^\n#]*)?)$"
+)
+LAUNCHERS = {"--config_file", "--num_processes", "--main_process_port", "--rdzv_backend"}
+LAUNCHERS |= {"--max_restarts", "--array", "--debug"}
+
+
+def commands_of_pages() -> list[str]:
+    """Return the commands in the blocks of code, each from the name of the script on."""
+    lines = set()
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        blocks = re.findall(BLOCK, page.read_text(), re.DOTALL | re.MULTILINE)
+        text = "\n".join(blocks).replace("\\\n", " ")
+        for line in re.split(r"&&|\||;|\n", text):
+            if match := COMMAND.search(line.strip()):
+                lines.add(match[0].partition("recipes/")[2])
+    return sorted(lines)
+
+
+@cache
+def flags_of(recipe: str) -> set[str]:
+    """Return the flags that a recipe's --help lists."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        start(importlib.import_module(recipe), "--help")
+    return set(re.findall(r"--[\w-]+", printed.getvalue()))
+
+
+@pytest.mark.parametrize("command", commands_of_pages())
+def test_a_command_of_a_page(command):
+    words = shlex.split(command.replace("$(", "").replace(")", ""), comments=True)
+    scripts = [word.removeprefix("recipes/") for word in words if word.startswith("recipes/")]
+    scripts.append(words[0])
+    assert not [script for script in scripts if not (ROOT / "recipes" / script).exists()]
+    recipes = [Path(script).stem for script in scripts if script.endswith(".py")]
+    if not recipes:
+        return
+    flags = set().union(*map(flags_of, recipes)) | LAUNCHERS
+    unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - flags
+    assert not unknown or recipes == ["figure"], f"{recipes} have no {unknown}"
