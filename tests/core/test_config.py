@@ -88,15 +88,6 @@ def test_an_option_of_a_later_version_is_left_out(tmp_path):
         assert PeftConfig.from_pretrained(str(tmp_path)).r == 8
 
 
-def test_a_configuration_is_as_plain_as_its_file(tmp_path):
-    config = HoulsbyConfig(
-        target_modules={"query"}, layers_to_transform=range(2), positions=("attention",)
-    )
-    config.save_pretrained(tmp_path)
-    fields = HoulsbyConfig.from_json_file(str(tmp_path / "adapter_config.json"))
-    assert fields == config.to_dict()
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -6,14 +6,12 @@ import copy
 import math
 import subprocess
 import sys
-import warnings
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 
 from houlsby_peft import Bottleneck
 from houlsby_peft.kernels import bottleneck, layer_norm, rows
@@ -294,16 +292,6 @@ def test_function_transforms_and_autocast_to_another_dtype_see_the_modules():
 def test_strides_are_those_of_the_modules():
     hidden = torch.randn(2, WIDTH, 3, 4).bfloat16().movedim(1, -1)
     assert made()(hidden).stride() == hidden.stride()
-
-
-def test_forward_derivatives():
-    module, hidden = made().double(), torch.randn(2, WIDTH).double()
-    with forward_ad.dual_level(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch scripts its rules with torch.jit
-        output = module(forward_ad.make_dual(hidden, torch.ones_like(hidden)))
-        tangent = forward_ad.unpack_dual(output).tangent
-    near = module(hidden + 1e-4) - module(hidden - 1e-4)
-    torch.testing.assert_close(tangent, near / 2e-4, atol=1e-6, rtol=1e-6)
 
 
 def test_pytorch_computes_where_tritons_kernels_do_not_run(monkeypatch):

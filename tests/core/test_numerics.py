@@ -13,8 +13,6 @@ from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     TorchAoConfig,
@@ -120,22 +118,6 @@ def test_a_head_computes_in_float32(token_ids):
     assert torch.equal(logits, F.linear(pooled[0].float(), head.weight, head.bias))
     with model.disable_adapter():
         assert torch.equal(model(token_ids).logits, tiny_bert().bfloat16()(token_ids).logits)
-
-
-def test_a_head_of_several_modules_of_which_the_base_model_uses_its_own(token_ids):
-    config = DistilBertConfig(vocab_size=99, dim=16, hidden_dim=32, n_layers=2, n_heads=2)
-    torch.manual_seed(0)
-    model = adapted(
-        DistilBertForSequenceClassification(config).bfloat16().eval(), task_type="SEQ_CLS"
-    )
-    names = ["default", "__base__", "default", "__base__", "default"]
-    mixed = model(token_ids, adapter_names=names).logits
-    assert mixed.dtype == torch.float32
-    torch.testing.assert_close(mixed[::2], model(token_ids).logits[::2], atol=0.02, rtol=0.02)
-    with model.disable_adapter():
-        torch.testing.assert_close(
-            mixed[1::2], model(token_ids).logits[1::2].float(), atol=0.02, rtol=0.02
-        )
 
 
 def test_what_the_base_model_goes_on_with_has_its_dtype(token_ids):

@@ -341,7 +341,6 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
     [
         ("in.csv", "id,text\n1,a\n2,b,c\n", "line 3"),
         ("in.csv", "id,text\n1,b,c\n", "line 2"),
-        ("in.csv", 'id,text\n1,"a\n', "row 2"),
         ("in.csv", b"text\n\xc3\xa9\n\xe9\n", "line 3 is not UTF-8"),
         ("in.csv", "id,text\n", "no rows"),
         ("in.csv", "id,words\n1,a\n", "id, words"),
@@ -349,8 +348,6 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
         ("in.jsonl", '{"text": "a"}\n{"text":\n', "line 3"),
         ("in.jsonl", '{"text": "b"}\n{"text": ["a"]}\n', "must hold text"),
         ("in.xlsx", "", "no rows"),
-        ("in.xlsx", "PK\x03\x04", "unpacked"),
-        ("in.docx", "", "parquet"),
         ("in.conll", "Ada B-PER\n", "evaluate"),
         ("in.json", '[{"id": "a", "paragraphs": [{"context": "b"}]}]', "evaluate"),
         ("in.parquet", "no", "damaged"),

@@ -23,7 +23,6 @@ import no_bert
 from recipe_runs import start, write
 from results.chart import draw
 from results.lines import arrange, differences, find_columns
-from results.means import mean_and_error
 from results.read import collect
 from results.study import study
 from tasks.glue_tasks import TASKS
@@ -95,12 +94,6 @@ def test_tasks_that_were_not_scored_have_no_average(tmp_path, capsys):
     written = json.loads((tmp_path / "all.json").read_text())
     assert written["mean_of_nine_columns"] is written["server_average"] is None
     assert "average" not in capsys.readouterr().out
-
-
-def test_the_mean_and_its_standard_error():
-    # Deviations of -1, 0, 1: a variance of 2 / 2, so an error of 1 / sqrt(3).
-    assert mean_and_error([80, 81, 82]) == (81, pytest.approx(1 / sqrt(3)))
-    assert mean_and_error([80]) == (80, None)
 
 
 def test_the_plain_means_of_the_papers_rows_and_their_printed_totals():
