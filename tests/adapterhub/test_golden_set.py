@@ -1,6 +1,7 @@
 """Converted adapters compute what the `adapters` library computes, in folders that it has written.
 
-`tests/support/make_adapterhub_golden.py` has written the folders and the library's outputs.
+adapters 1.3.0 has written the folders, and their outputs in float64. They are frozen; the program
+that had them written is `tests/support/make_adapterhub_golden.py` of commit 2a85c21.
 """
 
 from __future__ import annotations

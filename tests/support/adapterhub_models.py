@@ -2,8 +2,7 @@
 transformers.
 
 Their weights follow from the weights' names by a formula, so neither files nor a random generator
-are needed. The module needs only torch and transformers, because it also runs in the environment of
-the `adapters` library.
+are needed.
 """
 
 from __future__ import annotations
