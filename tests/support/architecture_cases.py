@@ -17,7 +17,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import written_out_layers as written_out
-from houlsby_peft.placement.table import ARCHITECTURES
+from houlsby_peft.placement.table import ARCHITECTURES, READABLE
 
 
 LAYERS = 2
@@ -827,3 +827,5 @@ for model_type, stacks in ARCHITECTURES.items():
 # Earlier versions of transformers have fewer of them.
 IN_TRANSFORMERS = set(dir(transformers))
 CASES = {name: case for name, case in CASES.items() if case.model_class in IN_TRANSFORMERS}
+# The encoders that ladders read; the one with cross-attention is a decoder.
+OF_LADDERS = [name for name in CASES if name.partition(":")[0] in READABLE and name != "bert:cross"]
