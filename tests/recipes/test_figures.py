@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -546,6 +547,18 @@ class TestAblation:
         assert accuracy_of(model, finished) == pytest.approx(first["scores"]["accuracy"])
         pruned = PeftModel.from_pretrained(model.unload(), ablated / "pruned").eval()
         assert accuracy_of(pruned, finished) == pytest.approx(row["scores"]["accuracy"])
+
+    def test_what_is_printed(self, trained, tmp_path, capsys):
+        folder = shutil.copytree(trained / "houlsby", tmp_path / "run")
+        points = draw("ablation", folder)
+        output = capsys.readouterr().out
+        rows = {tuple(row["span"] or ()): row for row in points}
+        labels = load_run(folder, None, 64).validation["label"]
+        without_all = f"accuracy {100 * rows[0, 3]['scores']['accuracy']:.1f}"
+        majority = 100 * max(Counter(labels).values()) / len(labels)
+        assert f"{without_all}, the majority class {majority:.1f}" in output
+        least = min(rows[layer, layer]["relative_change"] for layer in range(4))
+        assert f"at most {-100 * least:.1f}% less" in output
 
     def test_the_depth_of_adapters_that_may_be_cut(self, trained, tmp_path):
         for name, changes in (("cut", {"adapter_drop": True}), ("upper", {"layers": [2, 3]})):
