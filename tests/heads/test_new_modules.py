@@ -13,8 +13,6 @@ from transformers import (
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 import houlsby_peft
@@ -160,13 +158,6 @@ def test_resized_embeddings_are_not_new(tmp_path, caplog):
     model.resize_token_embeddings(70)
     get_peft_model(model, HoulsbyConfig(r=4))
     assert "They stay random" not in caplog.text
-
-
-def test_images_have_no_pooler(tmp_path):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = ViTConfig(**sizes, intermediate_size=16, image_size=32)
-    ViTForImageClassification(config).vit.save_pretrained(tmp_path)
-    assert find_new_modules(ViTForImageClassification.from_pretrained(tmp_path)) == ["classifier"]
 
 
 def test_the_recipes_other_methods_train_it_too(without_pooler):

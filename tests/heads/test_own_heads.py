@@ -303,20 +303,6 @@ def test_a_saved_adapter_is_loaded_over_one_with_the_same_labels(token_ids, tmp_
         again.load_adapter(tmp_path, "default")
 
 
-@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
-def test_transformers_enables_and_disables_the_heads_with_the_layers(token_ids):
-    model = tiny_bert()
-    of_base = model(token_ids).logits
-    model.add_adapter(HoulsbyConfig(r=4), "first")
-    model.add_adapter(HoulsbyConfig(r=4, id2label=labels(5)), "second")
-    perturb_adapter(model, "second", seed=1)
-    expected = model.eval()(token_ids).logits
-    model.disable_adapters()
-    assert torch.equal(model(token_ids).logits, of_base)
-    model.enable_adapters()
-    assert torch.equal(model(token_ids).logits, expected)
-
-
 @pytest.mark.parametrize("options", [{"id2label": labels(5)}, {"two_layer_head": True}], ids=str)
 def test_a_model_without_a_head_cannot_give_one(options):
     model = BertModel(tiny_bert().config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from functools import partial, wraps
@@ -102,17 +101,6 @@ def test_the_doubtful_labels_of_all_columns_are_in_one_table(ladders, table):
     for task in TASKS:
         suggestions = pd.read_csv(folder / task / "label_issues.csv").suggestion
         assert issues[f"{task}_suggestion"].equals(suggestions)
-
-
-def test_the_folder_predicts_a_column_for_each_task(ladders, table, tmp_path):
-    folder, _ = ladders
-    main(["predict", str(folder), "--file", str(table), "--output", str(tmp_path / "a.csv")])
-    with (tmp_path / "a.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    for task in TASKS:
-        alone = houlsby_peft.load(folder / task).predict(list(SENTENCES))
-        name = f"predicted_{task}" if task in LABELS else task
-        assert [row[name] for row in rows] == [prediction["label"] for prediction in alone]
 
 
 def test_the_folder_is_no_adapter(ladders):

@@ -21,18 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from recipe_runs import start
-
-
-pytest.importorskip(
-    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
-)
-
 import figure
 import no_bert
 import study_table
 import sweep
 from paper_tasks import PaperArguments
+from recipe_runs import start
 from run.arguments import ClassifierArguments, MethodArguments, TextArguments
 from run.edge import RecipeError
 from run.presets import preset

@@ -20,22 +20,16 @@ from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments
 
-from demo import minimal_pairs
-from houlsby_peft import HoulsbyConfig
-from recipe_runs import run, save_tiny_encoder, start, write
-from tiny_models import tiny_bert
-
-
-pytest.importorskip(
-    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
-)
 import figure
 import glue
+from demo import minimal_pairs
 from figures import compare, curves, init_scale, robustness, stability, tradeoff
 from figures.finished_run import load_run
 from figures.gradients import FILE, GradientNorms, layer_of
 from figures.pwws import pwws
 from figures.wordnet import WordNet
+from houlsby_peft import HoulsbyConfig
+from recipe_runs import run, save_tiny_encoder, start, write
 from results import chart
 from results.additional import PAPER
 from results.lines import arrange, find_columns
@@ -43,6 +37,7 @@ from results.read import finished
 from run.edge import RecipeError
 from sweeping.runs import CHOSEN
 from tasks.scores import GLUE_TASKS, proper_name
+from tiny_models import tiny_bert
 
 
 ARGUMENTS = {
@@ -314,6 +309,14 @@ class TestCompare:
         assert [*tanh[["difference", "difference_error"]].iloc[0]] == pytest.approx([-7.5, 2.5])
         with pytest.raises(RecipeError, match="activation tanh"):
             draw("compare", tmp_path, "--baseline", "lora")
+
+    def test_a_single_method_is_compared_with_itself(self, finished_run, tmp_path, capsys):
+        for seed, score in enumerate((0.7, 0.8)):
+            finished_run("rte", "houlsby", seed, score)
+        draw("compare", tmp_path)
+        facts = pd.read_csv(tmp_path / "compare.csv", index_col=0).iloc[0]
+        assert (facts["score"], facts["difference"], facts["seconds"]) == pytest.approx((75, 0, 9))
+        assert "Empty DataFrame" not in capsys.readouterr().out
 
 
 class TestStability:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from datasets import Dataset
 from peft import get_peft_model
 from sklearn import metrics
@@ -249,9 +248,7 @@ class TestRuns:
         assert 0.3 < state["log_history"][0]["loss"] < 1.2
 
     def test_the_order_of_the_rows(self, encoder, tmp_path):
-        """That of predictions is the data's; that of training depends on the seed of the data, or
-        --seed.
-        """
+        """That of training depends on the seed of the data, or --seed."""
         tokenizer = AutoTokenizer.from_pretrained(encoder)
         task = replace(TASKS["cola"], splits={"test": minimal_pairs()["test"].shuffle(seed=0)})
         model, _ = task.load_model(str(encoder), "float32")
@@ -263,13 +260,6 @@ class TestRuns:
             options = {"data_collator": task.collator(tokenizer), "processing_class": tokenizer}
             return RecipeTrainer(model, training, train_dataset=rows, eval_dataset=rows, **options)
 
-        prediction = trainer().predict(rows)
-        assert prediction.label_ids.tolist() == task.splits["test"]["label"][:]
-        tokens = tokenizer(task.splits["test"][17]["sentence"], return_tensors="pt")
-        with torch.no_grad():
-            logits = model(**tokens).logits[0]
-        predicted = torch.tensor(prediction.predictions[17])
-        torch.testing.assert_close(predicted, logits, atol=1e-5, rtol=1e-5)
         seeds = ({"seed": 1, "data_seed": 2}, {"seed": 3, "data_seed": 2}, {"seed": 2}, {"seed": 3})
         orders = [list(trainer(**of_run)._get_train_sampler()) for of_run in seeds]
         assert orders[0] == orders[1] == orders[2] != orders[3]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sklearn.metrics import confusion_matrix, f1_score
 from transformers import (
     AutoModelForSequenceClassification,
@@ -28,18 +29,11 @@ from data.labels import SINGLE
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
 from run import figures, trainer
+from run.figures import draw_confusion, draw_learning_curves, save_png
 from run.model import load_model
 from tasks.classification import classification_scores
 from tasks.scores import MAX_LISTED, find_intervals, score_classes
 from tasks.tagging import IGNORED, TaggingTask
-
-
-pytest.importorskip(
-    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
-)
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-from run.figures import draw_confusion, draw_learning_curves, save_png
 
 
 TEXTS = {

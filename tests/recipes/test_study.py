@@ -12,20 +12,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.glue_tasks import write_all
-from tasks.scores import GLUE_TASKS, mean_of_nine, server_average
-
-
-pytest.importorskip(
-    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
-)
 import no_bert
 from recipe_runs import start, write
 from results.chart import draw
 from results.lines import arrange, differences, find_columns
 from results.read import collect
 from results.study import study
-from tasks.glue_tasks import TASKS
+from tasks.glue_tasks import TASKS, write_all
+from tasks.scores import GLUE_TASKS, mean_of_nine, server_average
 
 
 ROOT = Path(__file__).parents[2]
