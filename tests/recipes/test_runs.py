@@ -23,6 +23,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 import glue
 import killed_runs
+from killed_runs import forked, status_of
 from recipe_runs import results_of, run, write
 from run import progress
 from run.checkpoints import COMPLETE, step_of
@@ -70,26 +71,6 @@ def scores(folder):
 def last_step(folder):
     whole = [path.parent.name for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return max((int(name.removeprefix("checkpoint-")) for name in whole), default=0)
-
-
-def forked(work, log):
-    """Do some work in a forked process, and return its number; where an interpreter is not the
-    point.
-    """
-    child = os.fork()
-    if child == 0:
-        with log.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        status = 0
-        try:
-            sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
-            work()
-        except SystemExit as stopped:
-            status = stopped.code
-        finally:
-            os._exit(status)
-    return child
 
 
 def wait_until(condition, child):
@@ -154,13 +135,12 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(flags, tmp_path)
 
 
 @pytest.mark.slow
-def test_runs_that_are_killed_at_any_change_of_a_file():
+def test_runs_that_are_killed_at_any_change_of_a_file(encoder, glue_data):
     """A sample of all events; see killed_runs.py."""
-    pytest.importorskip("ctypes")
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     seed = str(random.randrange(10**6))
-    command = [sys.executable, killed_runs.__file__, "--kills", "12", "--seed", seed]
+    command = [sys.executable, killed_runs.__file__, glue_data, encoder, "12", seed]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "12 of 12 killed runs are identical" in done.stdout
@@ -356,7 +336,7 @@ class TestEnds:
                 lock(tmp_path)
 
         child = forked(other_process, tmp_path / "log")
-        assert os.waitpid(child, 0)[1] == 0, (tmp_path / "log").read_text()
+        assert status_of(child) == 0, (tmp_path / "log").read_text()
 
     @pytest.mark.parametrize(
         ("error", "code"),
@@ -395,7 +375,7 @@ class TestEnds:
         child = forked(work, tmp_path / "log")
         wait_until(lambda: last_step(tmp_path), child)
         os.kill(child, signal.SIGTERM)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+        assert status_of(child) == 143
         printed = (tmp_path / "log").read_text()
         assert "The same command resumes" in printed
         assert "Traceback" not in printed
