@@ -117,7 +117,7 @@ class TestPretraining:
     ):
         folder = shutil.copytree(pretrained, tmp_path / "run")
         (folder / "results.json").unlink()
-        for name in ("adapter", "checkpoint-2", "checkpoint-3"):
+        for name in ("adapter", "checkpoint-3"):
             shutil.rmtree(folder / name)
         run(mlm, data=data, model_name=encoder, output_dir=folder, max_steps=3, **OFTEN)
         for name in ("checkpoint-3/adapter_model.safetensors", f"adapter/{mlm.HEAD_FILE}"):
