@@ -32,6 +32,7 @@ TASKS = {
 }
 OPTIONS = {
     "topic": {"share_layers": 1, "r": 2},
+    "version 2.0": {"extension": "gated"},  # which has no slots
     "sentiment": {"kind": "ladder"},
     "tags": {"kind": "ladder", "train_layer_norm": False, "layers_to_transform": [1]},
 }
