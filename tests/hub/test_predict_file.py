@@ -391,7 +391,9 @@ def test_a_column_for_each_task_of_a_folder(adapter, base, tmp_path, capsys):
     adapters = {"mood": adapter, "topic": make_adapter(tmp_path / "other", base, str(base), 3)}
     folder = tmp_path / "tasks"
     for name, source in adapters.items():
-        shutil.copytree(source, folder / name)
+        shutil.copytree(source, folder / name / "adapter")
+        (folder / name / "results.json").touch()  # a run of a recipe
+    (folder / "scores.csv").touch()  # of all runs
     source = write(tmp_path / "new.csv", ROWS)
     rows = predict(folder, source, tmp_path / "all.csv")
     assert list(rows[0]) == [*ROWS[0], "mood", "mood_score", "topic", "topic_score"]

@@ -249,12 +249,13 @@ def test_states_too_large_for_the_file(tmp_path):
         torch.testing.assert_close(model(**inputs).last_hidden_state, expected, atol=0, rtol=0)
 
 
-def test_killed_writer_beside_another(tmp_path):
+@pytest.mark.parametrize("left", [slice(10), slice(-1)], ids=["half a header", "half an entry"])
+def test_killed_writer_beside_another(left, tmp_path):
     """Which has opened the file before."""
     path, states = tmp_path / "a.states", torch.randn(3, 2, 4).half()
     other = StateFile(path, (2, 4), torch.float16)
     StateFile(path, (2, 4), torch.float16).add({b"a" * 16: states})
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[left])
     other.add({b"b" * 16: states})
 
     for file in (other, StateFile(path, (2, 4), torch.float16)):
