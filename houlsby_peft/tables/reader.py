@@ -180,9 +180,12 @@ def _read_json(text: str, are_lines: bool) -> list[Row]:
     (`{"data": [...]}`), or an object of columns, as pandas writes it.
 
     Several lists of objects are splits: their rows have the list's name in the column `split`. A
-    pair of a text and a label is an object as well.
+    pair of a text and a label is an object as well. An object of objects holds rows if these have
+    usual names, and else columns.
     """
-    decoder, values, position = json.JSONDecoder(), [], 0
+    # pandas writes NaN, which is no JSON, for a missing value.
+    decoder = json.JSONDecoder(parse_constant=lambda name: None)
+    values, position = [], 0
     while begin := _NO_BLANK.search(text, position):
         try:
             value, position = decoder.raw_decode(text, begin.start())
@@ -206,6 +209,8 @@ def _rows_of_object(content: Row) -> list[Any]:
         return list(rows)
     if lists.keys() == content.keys():
         return [{**_as_object(row), "split": name} for name in lists for row in lists[name]]
+    if all(isinstance(row, dict) and USUAL_NAMES & row.keys() for row in content.values()):
+        return list(content.values())
     columns = []
     for value in content.values():
         if not isinstance(value, (list, dict)):
