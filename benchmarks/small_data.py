@@ -7,8 +7,8 @@ Each run reads 100 or 500 examples that are drawn from a public data set, and is
 rows. The recipe holds a fifth or a tenth of the examples back to stop in time;
 the logistic regression and SetFit train on all of them. Finished runs are rows of
 docs/runs/small_data.csv; started again, the script does what is left. SetFit is of the package
-`setfit`, with 20 pairs of each kind per example, as in its paper (Tunstall et al. 2022): its default,
-all pairs, takes hours for 500 examples.
+`setfit`, with 20 pairs of each kind per example, as in its paper (Tunstall et al. 2022): its
+default, all pairs, takes hours for 500 examples.
 """
 
 import argparse
