@@ -42,10 +42,14 @@ TITLES = {
 }
 TASKS = tuple(TITLES)
 ROWS = (100, 500)
-# Both compute in bfloat16; the weights that full fine-tuning trains are float32.
+# Both compute in bfloat16; the weights that full fine-tuning trains are float32. Their rates are
+# those of benchmarks/scores.py.
 FLAGS = {
-    "adapters": ["--base_dtype", "bfloat16"],
-    "full fine-tuning": ["--method", "full", "--base_dtype", "float32", "--bf16", "true"],
+    "adapters": ["--base_dtype", "bfloat16", "--learning_rate", "1e-3"],
+    "full fine-tuning": [
+        *("--method", "full", "--base_dtype", "float32", "--bf16", "true"),
+        *("--learning_rate", "1e-4"),
+    ],
 }
 METHODS = ("logistic regression", *FLAGS, "SetFit")
 MOST_TEST_ROWS = 1000
@@ -186,6 +190,7 @@ def main() -> None:
     parser.add_argument("--data_dir", type=Path, default=Path("additional"))
     parser.add_argument("--runs", type=Path, default=Path("runs/small_data"))
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS, choices=ROWS)
     parser.add_argument("--figure", type=Path, help="draw what is measured into this file")
     arguments = parser.parse_args()
     if arguments.figure is not None:
@@ -193,7 +198,7 @@ def main() -> None:
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     finished = read_finished()
-    for cell in itertools.product(range(3), ROWS, TASKS, arguments.methods):
+    for cell in itertools.product(range(3), arguments.rows, TASKS, arguments.methods):
         run = Run(*cell)
         if run not in finished:
             score = measure(run, arguments)
