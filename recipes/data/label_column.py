@@ -84,7 +84,7 @@ def _count_few_values(train: Dataset, columns: Sequence[str]) -> dict[str, int]:
     counts = {}
     values = train.select_columns([*columns])[:]  # at once, as each column takes time by itself
     for name in columns:
-        count = len(set(map(str, values[name])))
+        count = len(set(map(str, values[name])) - {"", "None"})
         if 1 < count <= min(FEW_VALUES, len(train) / 2):
             counts[name] = count
     return counts

@@ -60,7 +60,7 @@ def test_train_and_evaluate_from_another_folder(encoder, command, tmp_path):
     assert str(Path("runs", "tickets", "mistakes.csv")) in done.stdout
     stopped, printed = command("check", "tickets.csv", "--model_name", encoder, "--use_cpu")
     assert stopped == ""
-    assert "of 60 labels are probably wrong: runs/tickets/label_issues.csv" in printed
+    assert "of 60 labels are doubtful: runs/tickets/label_issues.csv" in printed
     assert (run / "label_issues.csv").exists()
     assert command("evaluate", "runs/tickets", "new.csv", "--use_cpu")[0] == ""
     evaluation = json.loads((run / "evaluation.json").read_text())

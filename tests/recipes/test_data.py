@@ -89,7 +89,8 @@ class TestColumns:
         ("columns", "options", "word"),
         [
             ({"wen": ["short"] * 20, "lei": ["x", "y"] * 10}, {}, "wen, lei"),
-            ({"wen": TEXTS, "one": ["x", "y"] * 10, "two": [*"pq"] * 10}, {}, "one .* or two"),
+            ({"wen": TEXTS, "one": ["x", "y", None, ""] * 5, "two": [*"pq"] * 10}, {},
+             r"one \(2 values\) or two"),
             ({"text": TEXTS, "label": ["x", "y"] * 10}, {"label_columns": ["text"]}, "both"),
             ({"text": TEXTS, "label": ["x", "y"] * 10}, {"text_columns": ["text", "label"]},
              "--label_columns"),
