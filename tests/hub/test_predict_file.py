@@ -395,6 +395,12 @@ def test_an_output_is_replaced_only_if_asked_for(adapter, tmp_path):
     assert len(predict(adapter, source, target, "--overwrite")) == 4
 
 
+def test_the_folder_of_an_output_is_made(adapter, tmp_path):
+    """So that a long prediction is not lost."""
+    source = write(tmp_path / "in.csv", ROWS)
+    assert len(predict(adapter, source, tmp_path / "new" / "folder" / "out.csv")) == 4
+
+
 def test_a_column_for_each_task_of_a_folder(adapter, base, tmp_path, capsys):
     adapters = {"mood": adapter, "topic": make_adapter(tmp_path / "other", base, str(base), 3)}
     folder = tmp_path / "tasks"
