@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
@@ -93,9 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         arguments = sys.argv[1:]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # letters that its encoding lacks
+    escape_other_letters()
     options = _parse(_with_hyphens(arguments))
     try:
         options.run(options)
@@ -444,7 +443,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _recipe_of(results: Path) -> str | None:
     """Return the recipe of the run that has these results."""
-    command = json.loads(results.read_text())["command"]
+    command = json.loads(results.read_text(encoding="utf-8"))["command"]
     for recipe in _RECIPES:
         if f"recipes/{recipe}.py" in command:
             return recipe
@@ -488,7 +487,9 @@ def _spell_flags(flags: Sequence[str], folder: Path, recipe: str) -> list[str]:
         files.append(Path(location, "training_args.py"))
     known = {"help", "debug"}
     for file in files:
-        for names in re.findall(r'^    (\w+): |"--(\w+)"', file.read_text(), re.MULTILINE):
+        for names in re.findall(
+            r'^    (\w+): |"--(\w+)"', file.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             known |= {*names}
     spelled = []
     for flag in flags:
@@ -502,6 +503,13 @@ def _spell_flags(flags: Sequence[str], folder: Path, recipe: str) -> list[str]:
             flag = f"--{name}{equals}{value}"
         spelled.append(flag)
     return spelled
+
+
+def escape_other_letters() -> None:
+    """Let the output have escapes for the letters that its encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _check_path(name: str | Path | None) -> None:
@@ -542,6 +550,8 @@ def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | N
     if "debug" in options:
         options.flags.append("--debug")
     command = [sys.executable, str(folder / f"{recipe}.py"), *map(str, words), *options.flags]
+    if sys.platform == "win32":  # where the shell would not wait for the new process
+        sys.exit(subprocess.call(command))
     os.execv(sys.executable, command)
 
 

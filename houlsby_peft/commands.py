@@ -122,6 +122,8 @@ def _predict_table(
                 "replace it."
             )
     table, columns = _read_texts(options, adapters)
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
     without_text = predict_file(
         bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k
     )

@@ -309,7 +309,7 @@ class HoulsbyConfig(PeftConfig):
                 fields_of_file["recorded"].pop("id2label", None)
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(fields_of_file, indent=2, sort_keys=True, ensure_ascii=False)
+        text = json.dumps(fields_of_file, indent=2, sort_keys=True)
         (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
         weights = folder / SAFETENSORS_WEIGHTS_NAME
         if weights.is_file():  # safetensors gives no other user the right to read it

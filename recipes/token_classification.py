@@ -27,7 +27,7 @@ from data.splits import divide
 from data.words import read_words
 from run.arguments import LabelArguments, ReadOptions
 from run.command import parse_command
-from run.edge import end_with_one_line, log
+from run.edge import RecipeError, end_with_one_line, log
 from run.run_task import run_task
 from run.saved import Saved
 from run.training_arguments import RecipeTrainingArguments, flag
@@ -91,6 +91,11 @@ def load_task(
         if saved
         else declared or classes_in([tuple(row) for row in data["train"]["tags"]])
     )
+    if len(tags) < 2:
+        raise RecipeError(
+            f"The training words must have two tags, they have {''.join(tags) or 'none'}. See "
+            "--tag_column."
+        )
     splits = {}
     results = saved.results if saved else None
     for name, split in divide(data, arguments, training, results).items():

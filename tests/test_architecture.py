@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import data
 import houlsby_peft
 
 
@@ -36,6 +37,10 @@ FLOORS = (
     ("adapterhub",),
     ("commands",),
 )
+
+
+# What Windows lacks, so that the modules of these files must not need it to be imported.
+NOT_ON_WINDOWS = {"fcntl", "grp", "pwd", "resource", "termios"}
 
 
 def floor_of(name: str) -> int:
@@ -74,6 +79,17 @@ def test_no_import_goes_up():
     for name in MODULES:
         for imported in imported_modules(name):
             assert floor_of(imported) <= floor_of(name), f"{name} imports {imported}"
+
+
+def test_windows_can_import_what_it_runs():
+    """Sweeps, which it does not run, aside."""
+    recipes = Path(data.__file__).parents[1]
+    files = [*MODULES.values(), *PACKAGE.parent.glob("houlsby_peft_*.py")]
+    files += [file for file in recipes.rglob("*.py") if "sweeping" not in file.parts]
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                assert not NOT_ON_WINDOWS & {alias.name for alias in node.names}, file
 
 
 def test_every_room_is_there():

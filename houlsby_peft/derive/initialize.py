@@ -18,9 +18,9 @@ from .combine import tensors_of
 from .differences import find_differences
 
 
-# What is excluded may differ where only one of the models has it, such as a language model's head.
-# Otherwise the weights do not fit.
-_OPTIONS = [name for name in SHAPE_OPTIONS if name != "exclude_modules"]
+# What is excluded may differ where only one of the models has it, such as a language model's head,
+# and a `rank_pattern` in the names of its places. Otherwise the weights do not fit.
+_OPTIONS = [name for name in SHAPE_OPTIONS if name not in ("exclude_modules", "rank_pattern")]
 
 
 def init_from(

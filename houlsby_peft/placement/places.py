@@ -312,10 +312,12 @@ def _find_named(view: View, config: HoulsbyConfig) -> list[Place]:
             places.append(Place(key, "custom", *layer_of(key, config), projection))
             if key not in ends and is_in_any(key, layer_names):
                 inside.append(key)
-    attention_inputs = [key for key in inside if is_attention_input(key)]
-    if attention_inputs:
+    as_of_lora = [key for key in inside if is_attention_input(key)]
+    if config.target_modules == "all-linear" and projections:  # PEFT's own word
+        as_of_lora = ["all-linear"]
+    if as_of_lora:
         raise ValueError(
-            f"target_modules names {attention_inputs[0]}, as LoRA needs it. A Houlsby adapter "
+            f"target_modules names {as_of_lora[0]}, as LoRA needs it. A Houlsby adapter "
             f"follows the end of a sub-layer, such as {min(projections)}: leave target_modules "
             "out, and all ends are found."
         )

@@ -14,6 +14,7 @@ _PAIRS = (
     ("premise", "hypothesis"),
     ("question1", "question2"),
     ("question", "context"),
+    ("query", "passage"),
     ("question", "sentence"),
     ("question", "answer"),
     ("text1", "text2"),
@@ -30,6 +31,7 @@ _SINGLE_TEXTS = (
 # Columns that may stand beside a longer text.
 _TITLES = ("headline", "title", "subject", "betreff", "titel", "titre", "titulo", "sujet")
 TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
+    ("text", "text_pair"),
     ("text",),
     *_PAIRS,
     *((name,) for name in (*_SINGLE_TEXTS, *_TITLES)),

@@ -180,9 +180,12 @@ def _read_json(text: str, are_lines: bool) -> list[Row]:
     (`{"data": [...]}`), or an object of columns, as pandas writes it.
 
     Several lists of objects are splits: their rows have the list's name in the column `split`. A
-    pair of a text and a label is an object as well.
+    pair of a text and a label is an object as well. An object of objects holds rows if these have
+    usual names, and else columns.
     """
-    decoder, values, position = json.JSONDecoder(), [], 0
+    # pandas writes NaN, which is no JSON, for a missing value.
+    decoder = json.JSONDecoder(parse_constant=lambda name: None)
+    values, position = [], 0
     while begin := _NO_BLANK.search(text, position):
         try:
             value, position = decoder.raw_decode(text, begin.start())
@@ -200,25 +203,24 @@ def _rows_of_object(content: Row) -> list[Any]:
     """Return the rows in the lists of an object; if it has other values, it is a row itself."""
     if "columns" in content and "data" in content:
         return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
-    lists = {name: value for name, value in content.items() if _are_rows(value)}
+    lists = {}
+    for name, value in content.items():
+        rows = [row for row in value if row is not None] if isinstance(value, list) else []
+        if rows and all(isinstance(row, dict) or _is_pair(row) for row in rows):
+            lists[name] = rows
     if len(lists) == 1:
         [rows] = lists.values()
-        return list(rows)
+        return rows
     if lists.keys() == content.keys():
         return [{**_as_object(row), "split": name} for name in lists for row in lists[name]]
+    if all(isinstance(row, dict) and USUAL_NAMES & row.keys() for row in content.values()):
+        return list(content.values())
     columns = []
     for value in content.values():
         if not isinstance(value, (list, dict)):
             return [content]
         columns.append(list(value.values()) if isinstance(value, dict) else value)
     return [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _are_rows(value: Any) -> bool:
-    """Return whether a value is a list of objects, or of pairs of a text and a label."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(row, dict) or _is_pair(row) for row in value)
 
 
 def _is_pair(row: Any) -> bool:

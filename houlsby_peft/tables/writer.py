@@ -37,10 +37,10 @@ def write_table(path: Path, rows: Sequence[Row], like: Table, added: Sequence[st
     """Write rows with the columns of a table, and those that were added to them.
 
     Until all is written, the file has the further extension .part. The separator of .csv files is
-    kept, with the decimal comma that may go with it, and the byte order mark by which Excel
-    recognizes UTF-8. Lists and objects become JSON
-    text in the formats that have none. In a spreadsheet, no text is a formula, and what was read
-    from a cell with a number, a date or a truth value is one again.
+    kept, with the decimal comma that may go with it. A text is written in UTF-8: with the byte
+    order mark by which Excel recognizes it, unless the table was read without. Lists and objects
+    become JSON text in the formats that have none. In a spreadsheet, no text is a formula, and what
+    was read from a cell with a number, a date or a truth value is one again.
     """
     format_ = check_written(path)
     part = path.with_name(f"{path.name}.part")
@@ -68,10 +68,10 @@ def _write_separated(
     """Write rows of separated values: a .csv file as the table's, if this is one."""
     import pandas as pd
 
-    encoding = "utf-8"
+    # A text in another encoding, such as cp1252, was Excel's as well.
+    encoding = "utf-8" if like.encoding == "utf-8" else "utf-8-sig"
     if separator == "," and like.format == ".csv":
         separator = like.separator
-        encoding = like.encoding if like.encoding == "utf-8-sig" else encoding
     has_commas = separator == like.separator != "," and _has_decimal_commas(like)
     cells = []
     for row in rows:

@@ -7,7 +7,6 @@ run.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import inspect
 import json
@@ -79,6 +78,8 @@ class StateFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        import fcntl  # not on Windows
+
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             yield

@@ -32,6 +32,10 @@ _MISSING = {"n/a", "na", "nan", "null", "none", "-", "--", "?"}
 # Of the parts between separators, so many must be labels of their own in other rows.
 _SHARE_ALONE = 2 / 3
 _SHARE_NUMBERS = 0.8
+_ITEM = r"""'[^']*'|"[^"]*"|-?[\d.]+"""
+# An array as NumPy prints it: "['a' 'b']".
+_PRINTED_ARRAY = re.compile(rf"\[\s*(?:{_ITEM})(?:\s+(?:{_ITEM}))+\s*\]")
+_TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 _PERCENTAGE = re.compile(r"\d+(?:[.,]\d+)?\s*%")
 
 
@@ -80,7 +84,7 @@ def _count_few_values(train: Dataset, columns: Sequence[str]) -> dict[str, int]:
     counts = {}
     values = train.select_columns([*columns])[:]  # at once, as each column takes time by itself
     for name in columns:
-        count = len(set(map(str, values[name])))
+        count = len(set(map(str, values[name])) - {"", "None"})
         if 1 < count <= min(FEW_VALUES, len(train) / 2):
             counts[name] = count
     return counts
@@ -175,7 +179,7 @@ class LabelColumn:
         """Return the columns with a 1; -1 and no value stand for "not judged"."""
         if any(value in (None, "", "-1", -1) for value in values):
             return None
-        numbers = list(map(read_number, values))
+        numbers = list(map(_read_flag, values))
         if not {*numbers} <= {0, 1}:
             raise RecipeError(
                 f"{name}: {', '.join(self.columns)} must be 0 or 1 in each of them; "
@@ -319,7 +323,7 @@ def _find_other_form(value: Any, items: list[Any] | None) -> str | None:
 
 
 def read_list(value: Any) -> list[Any] | None:
-    """Return a list, or what is one as text in Python or JSON; None for other values.
+    """Return a list, or what is one as text in Python, NumPy or JSON; None for other values.
 
     Label Studio writes an object with one list: {"choices": ["a", "b"]}.
     """
@@ -328,6 +332,8 @@ def read_list(value: Any) -> list[Any] | None:
     text = value.strip() if isinstance(value, str) else ""
     if text[:1] + text[-1:] not in ("[]", "{}", "()"):
         return None
+    if _PRINTED_ARRAY.fullmatch(text):
+        text = f"[{', '.join(re.findall(_ITEM, text))}]"
     for parse in (json.loads, ast.literal_eval):
         try:
             items = parse(text)
@@ -397,7 +403,12 @@ def has_flags(data: Dataset, column: str) -> bool:
     """Return whether a column holds only 0, 1, -1 and nothing, as that of a class may."""
     if declared_classes(data, column):
         return False
-    return all(value in (None, "") or read_number(value) in (0, 1, -1) for value in data[column])
+    return all(value in (None, "") or _read_flag(value) in (0, 1, -1) for value in data[column])
+
+
+def _read_flag(value: Any) -> float:
+    """Return 0 or 1 for a truth value, and else the number."""
+    return _TRUTH_VALUES.get(str(value).strip().lower(), read_number(value))
 
 
 def declared_classes(data: Dataset, column: str) -> tuple[str, ...]:

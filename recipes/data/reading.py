@@ -45,6 +45,8 @@ Files = dict[str, list[Path]]  # of each split
 _LISTED = 5  # files in a message
 _SAMPLED = 1000  # lines by which a format is told
 _DETECTED = ReadOptions()
+# As `datasets` has them, and one of the biomedical corpora.
+_SPLIT_NAMES = {**SPLIT_KEYWORDS, "validation": [*SPLIT_KEYWORDS["validation"], "devel"]}
 _FASTTEXT = re.compile(r"((?:__label__\S+\s+)+)(\S.*)")
 # The extensions of files with a word per line.
 _WORDS = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2", ".bilou")
@@ -84,9 +86,9 @@ def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a part of a name stands for, by the rules of `datasets`."""
+    """Return the split that a part of a name stands for."""
     parts = set(re.split(r"[-._ 0-9]+", name.lower()))
-    for split, keywords in SPLIT_KEYWORDS.items():
+    for split, keywords in _SPLIT_NAMES.items():
         if parts & {*keywords}:
             return str(split)
     return None

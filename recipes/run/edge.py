@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from houlsby_peft_cli import escape_other_letters
+
 
 DEBUG = "HOULSBY_DEBUG"
 RESUMES = (
@@ -49,6 +51,7 @@ def end_with_one_line(main: Callable[[], Any]) -> Any:
     if "--debug" in sys.argv:
         sys.argv.remove("--debug")
         os.environ[DEBUG] = "1"
+    escape_other_letters()
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     for text in _NOISE:

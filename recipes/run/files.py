@@ -19,7 +19,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a file so that other processes, also after a kill, see all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(text)
+    unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 
@@ -28,7 +28,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     else.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

@@ -3,12 +3,12 @@
 This file imports no PyTorch, so that sweep.py and study_table.py start in a moment.
 """
 
-import fcntl
 import json
 import os
 import platform
 import shlex
 import shutil
+import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -276,8 +276,12 @@ def is_houlsby(folder: Path) -> bool:
 
 
 def lock(folder: Path) -> None:
-    """Create a run's folder and reserve it until this process ends."""
+    """Create a run's folder and, but on Windows, reserve it until this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        return
+    import fcntl
+
     # The kernel gives up a process's locks with the process, so that one that was killed leaves
     # none behind. The file stays open: closing it would give up the lock.
     file = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)

@@ -1,6 +1,5 @@
 """transformers' Trainer as the recipes need it."""
 
-import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -44,6 +43,12 @@ def peak_memory() -> int:
     of_gpu = torch.cuda.max_memory_allocated()
     if of_gpu:
         return of_gpu
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else 1024 * used  # macOS counts in bytes
 

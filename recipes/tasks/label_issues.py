@@ -149,7 +149,7 @@ def check_labels(
         )
         if issues.accuracy <= issues.constant_accuracy:
             log("note: the frozen encoder tells these labels hardly apart: these are guesses")
-        write_issues("probably wrong", issues, items.table, items.targets, task.labels, command)
+        write_issues("doubtful", issues, items.table, items.targets, task.labels, command)
         folder = Path(training.output_dir)
         if not (checkpoints(folder) or (folder / RESULTS_FILE).exists()):
             # So that the corrected table is read as this one; see `read_as_before`.
@@ -169,7 +169,7 @@ def as_loaded(task: LabeledTask, saved: Saved | None) -> LabeledTask:
 
 @dataclass(frozen=True)
 class Issues:
-    """Labels that are probably wrong, the most certain first.
+    """Labels that are doubtful, the most certainly wrong first.
 
     Attributes:
         rows: The numbers of the items.
@@ -252,7 +252,7 @@ def _compare_flags(targets: Numbers, predicted: NDArray[np.float64]) -> Issues:
 
 
 def _find_wrong(targets: Numbers, predicted: NDArray[np.float64]) -> Any:
-    """Return which targets are probably wrong: the least probable, as many as cleanlab estimates.
+    """Return which targets are doubtful: the least probable, as many as cleanlab estimates.
 
     cleanlab's default chooses for each pair of classes. Where classes are hard to tell apart, more
     of what it finds is right.

@@ -56,6 +56,14 @@ def test_an_adapters_name_may_be_part_of_the_methods_names():
         assert get_peft_model_state_dict(model, adapter_name=name).keys() == keys
 
 
+def test_pickled_weights_are_written_and_never_read(tmp_path):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    with pytest.warns(UserWarning, match="card is not written"):
+        model.save_pretrained(tmp_path, safe_serialization=False)
+    with pytest.raises(ValueError, match="safe_serialization"):
+        PeftModel.from_pretrained(tiny_bert(), tmp_path)
+
+
 run_again = pytest.mark.filterwarnings(
     "ignore:Already found a `peft_config` attribute in the model",
     "ignore:You are trying to modify a model with PEFT for a second time",

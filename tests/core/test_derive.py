@@ -357,6 +357,7 @@ class TestInitialized:
             ("one", {}, 8),
             ("second", {"share_layers": 3}, 2),
             ("one", {"train_layer_norm": "all", "layers_to_transform": [1, 3]}, 4),
+            ("one", {"rank_pattern": {"layer.1.output.dropout": 2}}, 8),
         ],
         ids=str,
     )
@@ -364,8 +365,11 @@ class TestInitialized:
     def test_bottlenecks_and_norms_are_the_saved_ones_and_the_head_is_not(
         self, name, options, bottlenecks, tmp_path
     ):
-        """The source may have another head, and exclude what only its model has."""
+        """The source may have another head, exclude what only its model has, and name places in
+        another way.
+        """
         config = HoulsbyConfig(r=4, exclude_modules=["cls.LayerNorm"], **options)
+        config.rank_pattern = {f"encoder.{key}": r for key, r in config.rank_pattern.items()}
         source = get_peft_model(tiny_bert(num_labels=5), config, "one")
         perturb(source, seed=5)
         source.save_pretrained(tmp_path)
@@ -387,6 +391,7 @@ class TestInitialized:
             ({}, {"activation": "relu"}, "activation"),
             ({}, {"layers_to_transform": [0]}, "layers_to_transform"),
             ({}, {"exclude_modules": ["layer.0.output.dropout"]}, "no place"),
+            ({}, {"rank_pattern": {"layer.0.output.dropout": 2}}, "shape"),
             # The file holds the owner's weights alone, whichever places are left out.
             (
                 {

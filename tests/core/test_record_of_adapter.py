@@ -70,13 +70,15 @@ def test_a_used_configuration_is_clean_for_any_other_model(make, tmp_path):
         assert fields["modules_to_save"] is None
 
 
-def test_labels_are_saved_once_as_they_are_written_and_keep_their_order(tmp_path):
-    """A push sorts JSON's keys as text, which puts class 10 before class 2."""
+def test_labels_are_saved_once_for_any_locale_and_keep_their_order(tmp_path):
+    """PEFT reads the file in the encoding of the system. A push sorts JSON's keys as text, which
+    puts class 10 before class 2.
+    """
     names = [f"Größe {number}" for number in range(12)]
     config = HoulsbyConfig(r=4, id2label=dict(enumerate(names)))
     get_peft_model(bert_of(*names), config).save_pretrained(tmp_path)
     path = tmp_path / "adapter_config.json"
-    assert path.read_text(encoding="utf-8").count("Größe 11") == 1
+    assert path.read_text(encoding="ascii").count(json.dumps("Größe 11")) == 1
     path.write_text(json.dumps(fields_of(tmp_path), sort_keys=True))
     assert list(HoulsbyConfig.from_pretrained(tmp_path).saved.record.id2label.values()) == names
     assert list(SavedAdapter.open(tmp_path).record.id2label.values()) == names

@@ -187,6 +187,16 @@ def test_weights_that_the_adapter_brings_or_does_not_use_may_be_lacking(base, tm
     assert len(named) == 1
 
 
+def test_a_base_model_in_the_home_folder_or_compiled(good, base, tmp_path, monkeypatch):
+    shutil.copytree(base, tmp_path / "base")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    compiled = torch.compile(
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), backend="eager"
+    )
+    for base_model in ("~/base", compiled):
+        assert answers(good, base_model=base_model) == answers(good)
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyModel
+from houlsby_peft.heads.head import HoulsbyHead
 from model_states import state_of, trained_names
 from tiny_models import adapted, perturb, perturb_adapter, tiny_bert
 
@@ -40,6 +41,15 @@ def test_an_adapter_with_other_options_is_not_loaded_over_one(options, word, sav
     model.load_adapter(saved[0], "default")
     model.set_adapter("default")
     assert torch.equal(model(IDS).logits, saved[1])
+
+
+def test_options_given_to_from_pretrained_win(saved):
+    config = HoulsbyConfig.from_pretrained(saved[0])
+    config.scaling = 2.0
+    model = PeftModel.from_pretrained(tiny_bert(), saved[0], config=config)
+    assert model.peft_config["default"] is config
+    layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
+    assert {layer.module_of("default").scaling for layer in layers} == {2.0}
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
@@ -174,6 +184,15 @@ def test_another_adapter_and_its_head_take_the_place_of_a_deleted_one():
     model.delete_adapter("second")
     assert model.active_adapters == ["first"]
     assert torch.equal(model(IDS).logits, expected)
+
+
+def test_a_layer_that_is_disabled_leaves_the_heads_enabled():
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
+    layer = next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
+    layer.enable_adapters(False)
+    heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
+    assert heads
+    assert not any(head.disable_adapters for head in heads)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

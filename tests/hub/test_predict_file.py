@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pandas as pd
@@ -183,10 +184,14 @@ def test_decimals_are_written_as_the_table_has_them(separator, prices, written, 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_the_separator_and_the_encoding_are_found(encoding, separator, tmp_path):
+    """What is written is UTF-8, which Excel recognizes unless the table was without a mark."""
     rows = [{"id": str(i), "text": f"größe, {i}; a|b\nc"} for i in range(5)]
     options = {"delimiter": separator, "encoding": encoding, "quoting": csv.QUOTE_ALL}
     table = read_table(write(tmp_path / "in.csv", rows, **options))
     assert (table.separator, table.encoding, table.rows) == (separator, encoding, rows)
+    write_table(tmp_path / "out.csv", table.rows, table, [])
+    assert (tmp_path / "out.csv").read_bytes().startswith(BOM_UTF8) == (encoding != "utf-8")
+    assert read_table(tmp_path / "out.csv").rows == rows
 
 
 @pytest.mark.parametrize(
@@ -385,6 +390,12 @@ def test_an_output_is_replaced_only_if_asked_for(adapter, tmp_path):
         predict(adapter, source, target)
     assert target.read_text() == "precious"
     assert len(predict(adapter, source, target, "--overwrite")) == 4
+
+
+def test_the_folder_of_an_output_is_made(adapter, tmp_path):
+    """So that a long prediction is not lost."""
+    source = write(tmp_path / "in.csv", ROWS)
+    assert len(predict(adapter, source, tmp_path / "new" / "folder" / "out.csv")) == 4
 
 
 def test_a_column_for_each_task_of_a_folder(adapter, base, tmp_path, capsys):

@@ -109,6 +109,7 @@ def test_modules_to_save_are_found_by_the_end_of_their_name():
         (BertForSequenceClassification, {"modules_to_save": ["embeddings"]}, "inside"),
         (BertForMaskedLM, {"modules_to_save": ["cls"], "invertible": "nice"}, "output embedding"),
         (BertForSequenceClassification, {"target_modules": ["query", "value"]}, "LoRA"),
+        (BertForSequenceClassification, {"target_modules": "all-linear"}, "as LoRA needs it"),
     ],
 )
 def test_modules_that_cannot_be_trained_or_adapted_are_refused(model_class, options, word):

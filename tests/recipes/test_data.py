@@ -59,6 +59,7 @@ class TestColumns:
             ("Text, Preis", ("Text",), "Preis"),
             ("Bewertung, Text, Themen", ("Text",), "Bewertung"),
             ("text_a, text_b, label", ("text_a", "text_b"), "label"),
+            ("text, text_pair, label", ("text", "text_pair"), "label"),
             ("question, answer, label", ("question", "answer"), "label"),
             ("sentence_A, sentence_B, label", ("sentence_A", "sentence_B"), "label"),
             ("Title, Review Text, label", ("Review Text",), "label"),
@@ -87,7 +88,8 @@ class TestColumns:
         ("columns", "options", "word"),
         [
             ({"wen": ["short"] * 20, "lei": ["x", "y"] * 10}, {}, "wen, lei"),
-            ({"wen": TEXTS, "one": ["x", "y"] * 10, "two": [*"pq"] * 10}, {}, "one .* or two"),
+            ({"wen": TEXTS, "one": ["x", "y", None, ""] * 5, "two": [*"pq"] * 10}, {},
+             r"one \(2 values\) or two"),
             ({"text": TEXTS, "label": ["x", "y"] * 10}, {"label_columns": ["text"]}, "both"),
             ({"text": TEXTS, "label": ["x", "y"] * 10}, {"text_columns": ["text", "label"]},
              "--label_columns"),
@@ -124,6 +126,9 @@ class TestLabels:
             ([[3], [1, 3], []], MULTI, ("1", "3")),
             (["['billing', 'angry']", "['billing']"], MULTI, ("angry", "billing")),
             (['["a"]', '["b", "a"]'], MULTI, ("a", "b")),
+            (["['a b' 'c']", "['c']"], MULTI, ("a b", "c")),
+            (["[0 3]", "[1]"], MULTI, ("0", "1", "3")),
+            (["[1. 0.]", "[1. 1.]"], MULTI, ("class_0", "class_1")),
             (['{"choices": ["a", "b"]}', "b", "a"], MULTI, ("a", "b")),
             (["billing, angry", "billing", "angry"], MULTI, ("angry", "billing")),
             (["a;b", "b", "a"], MULTI, ("a", "b")),
@@ -152,6 +157,10 @@ class TestLabels:
         path = write(tmp_path / "a.csv", text=texts, **columns)
         task = load_texts(path, label_columns=["toxic", "spam"])
         assert labels_of(task) == ["toxic"] * 5 + ["spam"] * 5
+        truth_values = {"toxic": repeat([True, False]), "spam": repeat(["FALSE", "TRUE"])}
+        path = write(tmp_path / "b.csv", text=TEXTS, **truth_values)
+        kind = load_texts(path, label_columns=["toxic", "spam"]).kind
+        assert kind == Labels(("toxic", "spam"), MULTI, ("toxic", "spam"))
 
     def test_spellings_are_merged_on_request(self, tmp_path):
         path = write_labels(tmp_path, ["billing", "Billing ", "billing", "other"])

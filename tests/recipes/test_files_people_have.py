@@ -79,9 +79,12 @@ def write_json(path: Path, content: object) -> Path:
     ("name", "content", "rows"),
     [
         ("a.json", json.dumps(ROWS, indent=1), ROWS),
-        ("a.json", json.dumps({"data": ROWS, "version": 1}), ROWS),
+        ("a.json", json.dumps({"data": [*ROWS, None], "version": 1}), ROWS),
         ("a.json", json.dumps(IN_COLUMNS), ROWS),
         ("a.json", json.dumps(IN_LISTS), ROWS),
+        ("a.json", json.dumps(dict(zip("xy", ROWS, strict=True))), ROWS),
+        ("a.json", '[{"text": "a", "label": NaN}, {"text": "b", "label": "x"}]',
+         [{"text": "a", "label": None}, {"text": "b", "label": "x"}]),
         ("a.json", json.dumps(OF_SQUAD), [PARAGRAPH]),
         ("a.json", LINES, ROWS),
         ("a.ndjson", LINES, ROWS),
@@ -375,6 +378,7 @@ class TestSplits:
             ("tickets_train.csv", "tickets_dev.csv", "tickets_test.csv"),
             ("Train.CSV", "val.csv", "test.csv"),
             ("en-ud-train.csv", "en-ud-dev.csv", "en-ud-test.csv"),
+            ("train.tsv", "devel.tsv", "test.tsv"),
             ("train/a.csv", "valid/a.csv", "test/a.csv"),
             ("tickets.csv", "dev.csv", "test.csv"),
         ],
@@ -539,11 +543,15 @@ class TestTags:
         assert rows["tags"][:] == [["B-PER", "O"], ["O", "O"]]
 
     @pytest.mark.parametrize(
-        ("options", "word"),
-        [({}, "more words than tags"), ({"tag_column": "3"}, "from 1 to 2")],
+        ("line", "options", "word"),
+        [
+            ("x{0} word{1}", {}, "more words than tags"),
+            ("x{0} word{1}", {"tag_column": "3"}, "from 1 to 2"),
+            ("word{1} O", {}, "two tags, they have O"),
+        ],
     )
-    def test_what_is_asked_for(self, options, word, tmp_path):
-        lines = [f"x{number % 2} word{number}" for number in range(20)]
+    def test_what_is_asked_for(self, line, options, word, tmp_path):
+        lines = [line.format(number % 2, number) for number in range(20)]
         (tmp_path / "a.conll").write_text("\n".join(lines))
         with pytest.raises(RecipeError, match=word):
             read_tagged(tmp_path / "a.conll", **options)

@@ -130,6 +130,10 @@ class TestScoresOfClasses:
         low, high = pytest.approx(middle - width), pytest.approx(middle + width)
         assert intervals["accuracy"] == {"right": 28, "rows": 30, "low": low, "high": high}
         assert intervals["macro_f1"]["low"] < share < intervals["macro_f1"]["high"]
+        # Each draw has the rare class, which is never predicted.
+        rare, of_one = np.array([0] * 11 + [1]), np.eye(2)[np.zeros(12, int)]
+        found = find_intervals(partial(classification_scores, problem_type=SINGLE), of_one, rare)
+        assert found["macro_f1"] == {"low": pytest.approx(11 / 23), "high": pytest.approx(11 / 23)}
 
     def test_one_answer_for_all(self):
         labels = np.array([0, 1, 1])
