@@ -18,6 +18,7 @@ from results.chart import draw
 from results.lines import arrange, differences, find_columns
 from results.read import collect
 from results.study import study
+from run.edge import RecipeError
 from tasks.glue_tasks import TASKS, write_all
 from tasks.scores import GLUE_TASKS, mean_of_nine, server_average
 
@@ -524,3 +525,8 @@ def test_what_the_script_prints_and_writes(folder):
     assert written["CoLA"][f"{OURS}: mean"] == "50.50 ± 0.50"
     settings = pd.read_csv(folder / "study_chosen_on_validation.csv", index_col=0)
     assert [*settings] == ["learning_rate", "differs between the tasks", "seeds", "best run"]
+
+    damaged = folder / "rte" / "0-full-0" / "results.json"
+    damaged.write_text(damaged.read_text()[:-9])
+    with pytest.raises(RecipeError, match=f"{damaged} is damaged"):
+        collect(folder)

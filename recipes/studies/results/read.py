@@ -1,11 +1,11 @@
 """The results of finished runs, read from their folders."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from run.edge import RecipeError
+from run.files import read_object
 from run.run import lower_is_better
 
 
@@ -20,7 +20,13 @@ def collect(folder: Path) -> list[Results]:
     paths = sorted(folder.rglob("results.json"))
     if not paths:
         raise RecipeError(f"There is no finished run in {folder}. {_REMEDY}")
-    return [json.loads(path.read_text()) | {"folder": str(path.parent)} for path in paths]
+    collected = []
+    for path in paths:
+        results = read_object(path)
+        if results is None:
+            raise RecipeError(f"{path} is damaged. Delete it, and start its run again.")
+        collected.append(results | {"folder": str(path.parent)})
+    return collected
 
 
 def finished(folder: Path) -> list[Results]:
