@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from results.means import mean_and_error
 from run.figures import COLORS, COLUMN, MARKERS, PAGE
@@ -106,8 +106,16 @@ def draw_curves(
 
 
 def show_counts(axes: Axes) -> None:
-    """Make the horizontal axis one of large numbers, on a logarithmic scale."""
+    """Make the horizontal axis one of large numbers, on a logarithmic scale.
+
+    Powers of ten are marked, and numbers between them where the range is narrow.
+    """
     axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    if high < 5 * low:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    else:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_minor_formatter(NullFormatter())
 

@@ -17,7 +17,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from figures import drawing, flags
 from figures.drawing import Point, Points, Styles
@@ -216,10 +215,6 @@ def _draw_panel(axes: Axes, points: Points, style: Styles, split: str) -> None:
     if relative:
         axes.axhline(0, color="black", linestyle="--", linewidth=0.8, label=FULL)
     drawing.show_counts(axes)
-    # Powers of ten are marked, and numbers between them where the range is narrow.
-    counts = drawing.values_of(points, "trained_parameters")
-    is_wide = max(counts, default=1) > 100 * min(counts, default=1)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
 
 
 def _print_sizes(axes: Axes, curve: Points, color: str) -> None:
