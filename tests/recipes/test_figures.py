@@ -300,7 +300,8 @@ class TestCompare:
     def test_activations(self, finished_run, tmp_path):
         for seed, (gelu, tanh) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
             for name, score in (("gelu", gelu), ("tanh", tanh)):
-                finished_run("rte", "houlsby", seed, score, activation=name)
+                trained = {"gelu": 51_202, "tanh": 96_000}[name]
+                finished_run("rte", "houlsby", seed, score, activation=name, trained=trained)
         draw("compare", tmp_path, "--baseline", "activation gelu")
         facts = pd.read_csv(tmp_path / "compare.csv", index_col=0)
         gelu, tanh = facts.filter(like="gelu", axis=0), facts.filter(like="tanh", axis=0)
@@ -309,6 +310,14 @@ class TestCompare:
         assert [*tanh[["difference", "difference_error"]].iloc[0]] == pytest.approx([-7.5, 2.5])
         with pytest.raises(RecipeError, match="activation tanh"):
             draw("compare", tmp_path, "--baseline", "lora")
+        # No power of ten is among the sizes, but some numbers are on their axis.
+        figure = compare.draw(facts, "validation")
+        figure.draw_without_rendering()
+        sizes = figure.axes[0]
+        low, high = sizes.get_xlim()
+        marked = [tick for tick in sizes.get_xticks() if low < tick < high]
+        assert len(marked) > 1
+        assert "60k" in [label.get_text() for label in sizes.get_xticklabels()]
 
     def test_a_single_method_is_compared_with_itself(self, finished_run, tmp_path, capsys):
         for seed, score in enumerate((0.7, 0.8)):
@@ -481,7 +490,7 @@ class TestFullSize:
             {"task": "cola", "method": method, "pretraining_steps": 2000 * n,
              "score": "matthews_correlation", "scores": {0: 50 + n, 1: 52 + n},
              "last": {0: 49 + n, 1: 51}, "by_epochs": {1.0: 40, 2.0: 50 + n},
-             "run": f"pretrained_{n}", "pretraining_epochs": n, "examples": 872,
+             "run": f"method={method},seed=0", "pretraining_epochs": n, "examples": 872,
              "success_rate": 0.5, "standard_error": 0.01}
             for n in range(11) for method in ("full", "houlsby")
         ]  # fmt: skip

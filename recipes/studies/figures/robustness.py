@@ -181,5 +181,5 @@ def _draw_pretraining(axes: Axes, points: Points) -> None:
     for method, heights in by_method.items():
         name = NAMES.get(method, method)
         drawing.draw_curve(axes, [*heights.values()], "x", label=name, **style[method])
-    axes.set(xlabel="epochs of pretraining on the task's text", ylabel=RATE)
+    axes.set(xlabel="epochs of pretraining", ylabel=RATE)
     axes.legend()
