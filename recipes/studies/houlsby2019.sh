@@ -59,8 +59,8 @@ after python recipes/studies/figure.py tradeoff runs/h5
 
 # Figure 6, left and center, by accuracy; the trained norms stay unless --norms remove is given
 glue --task mnli cola --model_name $base --output_dir runs/h6
-for task in mnli cola; do
-    after python recipes/studies/figure.py ablation runs/h6/$task/run
+for run in runs/h6/*/*; do
+    after python recipes/studies/figure.py ablation "$run"
 done
 
 # Figure 6, right

@@ -22,4 +22,4 @@ after python recipes/studies/study_table.py runs/m3
 
 # Figure 8. The paper does not say which of its models it is; here it is "not shared".
 glue --task cola --preset mohebbi2020 --output_dir runs/m8
-after python recipes/studies/figure.py ablation runs/m8/cola/run
+after python recipes/studies/figure.py ablation runs/m8/cola/*
