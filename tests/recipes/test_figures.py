@@ -485,6 +485,12 @@ class TestFullSize:
             assert drawn.get_figwidth() < 7
             assert not cut_or_overprinted(drawn)
 
+    def test_one_task_and_long_labels(self, finished_run, tmp_path):
+        for share, head in enumerate(("two_layer", "linear", "linear")):
+            options = {"head": head, "share_layers": share, "train_layer_norm": str(share == 0)}
+            finished_run("rte", "houlsby", 0, 0.6, **options)
+        assert not cut_or_overprinted(chart.draw(arrange(finished(tmp_path), CHOSEN)))
+
     def test_twenty_two_starts(self):
         rows = [
             {"task": "cola", "method": method, "pretraining_steps": 2000 * n,

@@ -129,13 +129,15 @@ def legend(figure: Figure, columns: int = 2, **options: Any) -> Figure:
     if handles:
         if figure.get_figwidth() <= COLUMN:
             columns = 1
-        figure.legend(
+        below = figure.legend(
             [*handles.values()],
             [*handles],
             loc="outside lower center",
             ncols=columns,
             **options,
         )
+        inches = below.get_window_extent().height / figure.dpi
+        figure.set_figheight(max(figure.get_figheight(), inches + 1.5))  # the rest is for the axes
     return figure
 
 
