@@ -236,7 +236,8 @@ class TestInitScale:
         also have.
         """
         finished_run("stsb", "houlsby", 0, scores={"spearmanr": 0.8, "pearson": 0.7})
-        with pytest.raises(RecipeError, match="--score main"):
+        finished_run("rte", "lora", 0, 0.7)
+        with pytest.raises(RecipeError, match=r"No run of adapters .* --score main"):
             draw("init_scale", tmp_path)
         tasks = {"cola": 0.81, "sst2": 0.92, "mrpc": 0.85, "qqp": 0.9, "qnli": 0.91, "rte": 0.66}
         for task, score in {**tasks, "wnli": 0.5}.items():

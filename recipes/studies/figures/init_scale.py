@@ -72,7 +72,9 @@ def summarize(lines: Sequence[TableLine], score: str) -> list[Point]:
                 refuse_to_mix(lines)
             points[place] = point | drawing.band([*scores.values()])
     if not points:
-        raise RecipeError("No task has an accuracy: give --score main.")
+        raise RecipeError(
+            "No run of adapters has an accuracy: give --score main, or a folder with adapters."
+        )
     return [points[place] for place in sorted(points)]
 
 
