@@ -118,7 +118,8 @@ def test_dependencies_are_what_the_library_imports(setup_cfg):
 def test_extras_declare_what_the_recipes_import(setup_cfg):
     extras = setup_cfg["options.extras_require"]
     of_extras = [extras[extra] for extra in ("recipes", "deepspeed", "demo")]
-    declared = required(setup_cfg["options"]["install_requires"], *of_extras, "houlsby-peft")
+    own = ("houlsby-peft", "houlsby-peft-cli")
+    declared = required(setup_cfg["options"]["install_requires"], *of_extras, *own)
     assert imported_distributions("recipes") <= declared.keys()
 
 
