@@ -309,6 +309,9 @@ class HoulsbyConfig(PeftConfig):
                 fields_of_file["recorded"].pop("id2label", None)
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
+        # Half of a surrogate pair, which is no text, is a ValueError.
+        json.dumps(fields_of_file, ensure_ascii=False).encode()
+        # In ASCII, because PEFT reads the file in the encoding of the system.
         text = json.dumps(fields_of_file, indent=2, sort_keys=True)
         (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
         weights = folder / SAFETENSORS_WEIGHTS_NAME

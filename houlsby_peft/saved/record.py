@@ -303,7 +303,6 @@ def _check_places(folded: Iterable[Mapping[str, str]]) -> None:
 
 def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:
     """Undo JSON: return labels with integer keys, sorted. Other keys than numbers stay."""
-    "".join(map(str, labels.values())).encode()  # half of a surrogate pair is a ValueError
     by_number: dict[Any, str] = {}
     for key, name in labels.items():
         by_number[int(key) if str(key).isdecimal() else key] = name

@@ -203,11 +203,7 @@ def _rows_of_object(content: Row) -> list[Any]:
     """Return the rows in the lists of an object; if it has other values, it is a row itself."""
     if "columns" in content and "data" in content:
         return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
-    lists = {}
-    for name, value in content.items():
-        rows = [row for row in value if row is not None] if isinstance(value, list) else []
-        if rows and all(isinstance(row, dict) or _is_pair(row) for row in rows):
-            lists[name] = rows
+    lists = {name: rows for name, value in content.items() if (rows := _rows_in(value))}
     if len(lists) == 1:
         [rows] = lists.values()
         return rows
@@ -221,6 +217,14 @@ def _rows_of_object(content: Row) -> list[Any]:
             return [content]
         columns.append(list(value.values()) if isinstance(value, dict) else value)
     return [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _rows_in(value: Any) -> list[Any]:
+    """Return the rows of a list of objects, or of pairs of a text and a label, without null; none
+    of other values.
+    """
+    rows = [row for row in value if row is not None] if isinstance(value, list) else []
+    return rows if all(isinstance(row, dict) or _is_pair(row) for row in rows) else []
 
 
 def _is_pair(row: Any) -> bool:
