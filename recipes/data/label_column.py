@@ -32,7 +32,7 @@ _MISSING = {"n/a", "na", "nan", "null", "none", "-", "--", "?"}
 # Of the parts between separators, so many must be labels of their own in other rows.
 _SHARE_ALONE = 2 / 3
 _SHARE_NUMBERS = 0.8
-_ITEM = r"""'[^']*'|"[^"]*"|-?[\d.]+"""
+_ITEM = r"""'[^']*'|"[^"]*"|-?\d+\.?\d*"""
 # An array as NumPy prints it: "['a' 'b']".
 _PRINTED_ARRAY = re.compile(rf"\[\s*(?:{_ITEM})(?:\s+(?:{_ITEM}))+\s*\]")
 _TRUTH_VALUES = {"true": 1.0, "false": 0.0}
