@@ -65,7 +65,7 @@ _TRAIN_FLAGS = f"""\
   --output_dir FOLDER         where the run goes; default: runs/ and the name of the data or the
                               recipe
 {_COLUMN_FLAGS.format(default="detected")}\
-  --check_labels              first list the training examples whose label is probably wrong
+  --check_labels              first list the training examples whose label is doubtful
   --validation_file FILE      validation data; default: a tenth of the training examples
   --metric NAME [...]         further metrics: names on the Hub or local scripts
   --num_train_epochs N        passes over the data
@@ -205,7 +205,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
 
 def _add_training(add: _Add) -> None:
     """Add the commands that start a recipe."""
-    check = add("check", "list the training examples whose label is probably wrong", _check)
+    check = add("check", "list the training examples whose label is doubtful", _check)
     check.add_argument("data", nargs="?", help="as for train")
     train = add("train", "train an adapter for your own data", _train)
     train.add_argument(

@@ -142,7 +142,7 @@ class DataArguments(EncoderArguments):
             check_path("data", self.data)
             if Path(self.data).name == LABEL_ISSUES_LIST:
                 raise RecipeError(
-                    f"{self.data} is a list of labels that are probably wrong. Correct them in the "
+                    f"{self.data} is a list of doubtful labels. Correct them in the "
                     "data that the run was trained on, and train on these again."
                 )
 
@@ -195,7 +195,7 @@ class LabelArguments(DataArguments):
     check_labels: Literal["first", "only"] | None = flag(
         metadata={"nargs": "?", "const": "first"},
         default=None,
-        help="First list the training examples whose label is probably wrong, in label_issues.csv; "
+        help="First list the training examples whose label is doubtful, in label_issues.csv; "
         "'only': train nothing.",
     )
 

@@ -1,4 +1,4 @@
-"""Examples whose label is probably wrong: those that a trained model contradicts or, before
+"""Examples whose label is doubtful: those that a trained model contradicts or, before
 anything is trained, by confident learning (Northcutt et al. 2021, arXiv 1911.00068).
 
 A linear classifier on the hidden states of the frozen encoder predicts each example after training

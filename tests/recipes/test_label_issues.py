@@ -1,4 +1,4 @@
-"""Training examples whose label is probably wrong: planted errors are found, where they are."""
+"""Training examples whose label is doubtful: planted errors are found, where they are."""
 
 from __future__ import annotations
 
