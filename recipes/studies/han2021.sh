@@ -1,11 +1,20 @@
 #!/usr/bin/env bash
 # Han, Pang and Wu 2021: every table and figure, with BERT-base from the Hub. See houlsby2019.sh on how to use it. The
-# paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py. It pretrains on
-# masked words only, and names other objectives as future work. mlm.py gets no FLAGS: one device, batches of 32.
+# paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py, on one device. It
+# pretrains on masked words only, and names other objectives as future work.
 set -euo pipefail
 # FLAGS stand first, so that a start from a checkpoint is not replaced by their --model_name.
-sweep() { python recipes/studies/sweep.py "$1" ${FLAGS-} "${@:2}" ${DRY_RUN-}; }
+sweep() { python recipes/studies/sweep.py "$1" ${GLUE:+--data_dir $GLUE} ${FLAGS-} "${@:2}" ${DRY_RUN-}; }
 after() { [ -n "${DRY_RUN-}" ] || "$@"; }
+# read_text TASK FLAGS: pretraining on the task's training text
+read_text() {
+    local text="--data nyu-mll/glue --data_config $1" validation
+    if [ -n "${GLUE-}" ]; then
+        validation=("$GLUE/$1"/validation*)  # of MNLI's two, the first is the matched one
+        text="--data $(echo "$GLUE/$1"/train.*) --validation_file ${validation[0]}"
+    fi
+    after python recipes/mlm.py $text --max_length 256 --base_dtype float32 ${FLAGS-} "${@:2}"
+}
 adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
 
 # pretrain TASK METHOD STEPS EVERY: checkpoints of pretraining on the task's training text, in
@@ -13,9 +22,8 @@ adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
 pretrain() {
     local flags="$adapter"
     [ "$2" = houlsby ] || flags="--method $2 --learning_rate 5e-5"
-    after python recipes/mlm.py --data nyu-mll/glue --data_config "$1" $flags --max_length 256 --base_dtype float32 \
-        --max_steps "$3" --save_strategy steps --save_steps "$4" --save_total_limit 100 --eval_strategy steps \
-        --eval_steps "$4" --load_best_model_at_end false --output_dir "runs/pretraining/$1/$2"
+    read_text "$1" $flags --max_steps "$3" --save_strategy steps --save_steps "$4" --save_total_limit 100 \
+        --eval_strategy steps --eval_steps "$4" --load_best_model_at_end false --output_dir "runs/pretraining/$1/$2"
 }
 
 # starts TASK EVERY STEPS FOLDER FLAGS: fine-tuning with adapters and without, from the encoder and each checkpoint
@@ -37,9 +45,8 @@ starts() {
 sweep recipes/glue.py --task all --preset han2021 --method houlsby full --seed 0 \
     --output_dir runs/r1
 for task in cola sst2 mrpc stsb qqp mnli qnli rte wnli; do
-    after python recipes/mlm.py --data nyu-mll/glue --data_config $task --output_dir runs/$task-text \
-        $adapter --max_length 256 --base_dtype float32 --max_steps 20000 --eval_strategy steps --eval_steps 2000 \
-        --save_strategy steps --save_steps 2000 --load_best_model_at_end false
+    read_text $task $adapter --max_steps 20000 --eval_strategy steps --eval_steps 2000 --save_strategy steps \
+        --save_steps 2000 --load_best_model_at_end false --output_dir runs/$task-text
 done
 sweep recipes/glue.py --task all --preset han2021 --method houlsby --seed 0 \
     --init_adapter "runs/{task}-text/adapter" --output_dir runs/r1/pretrained

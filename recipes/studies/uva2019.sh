@@ -4,5 +4,5 @@
 # how to use it.
 set -euo pipefail
 python recipes/studies/sweep.py recipes/glue.py --task mrpc cola --preset uva2019 --method houlsby full \
-    --load_best_model_at_end false --seed 0 --output_dir runs/u ${FLAGS-} ${DRY_RUN-}
+    --load_best_model_at_end false --seed 0 --output_dir runs/u ${GLUE:+--data_dir $GLUE} ${FLAGS-} ${DRY_RUN-}
 [ -n "${DRY_RUN-}" ] || python recipes/studies/study_table.py runs/u --score accuracy
