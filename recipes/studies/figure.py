@@ -6,7 +6,7 @@
 
 The runs are those of recipes/studies/sweep.py or of single recipes; recipes/studies/*.sh has the
 commands for each paper. Each figure is written as PNG and SVG beside its numbers, as JSON lines,
-into the first folder.
+into the first folder; `compare` writes tables.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from run.edge import end_with_one_line
 
 
 FIGURES = (
-    *("ablation", "compare", "curves", "depth"),
-    *("init_scale", "robustness", "stability", "tradeoff"),
+    *("ablation", "compare", "curves", "init_scale"),
+    *("robustness", "stability", "tradeoff"),
 )
 OF_SEVERAL_FOLDERS = ("robustness",)
 

@@ -1,10 +1,10 @@
-"""Print the results of all runs below a folder beside the papers' lines, and draw them.
+"""Print the results of all runs below a folder beside the papers' lines.
 
     python recipes/studies/study_table.py runs/study
     python recipes/studies/study_table.py runs/study --choose r learning_rate num_train_epochs
 
-The second one chooses the best size per task. Writes study.md, a CSV file per table and study.png
-into the folder. All scores are on the validation split at the epoch that it has chosen, the papers'
+The second one chooses the best size per task. Writes study.md and a CSV file per table into the
+folder. All scores are on the validation split at the epoch that it has chosen, the papers'
 mostly on the test split; a dash stands for a missing score. The table "Chosen on validation" names
 the folder of each task's best run, which has the files for GLUE's server if the sweep had
 --predict.

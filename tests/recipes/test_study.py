@@ -1,4 +1,4 @@
-"""The table and the chart of a study, against numbers worked out by hand."""
+"""The table of a study, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 
 import no_bert
 from recipe_runs import start, write
-from results.chart import draw
 from results.lines import arrange, differences, find_columns
 from results.read import collect
 from results.study import study
@@ -366,7 +365,9 @@ class TestTable:
         assert [*lines["Chosen on validation"][0]["learning_rate"]] == ["0.001", "0.0003"]
 
     def test_second_scores_beside_the_papers(self):
-        runs = self.runs_with_accuracies()
+        runs = [result("cola", {"matthews_correlation": 0.5, "accuracy": 0.8})]
+        for seed, accuracy in enumerate((0.84, 0.86)):
+            runs.append(result("mrpc", {"f1": 0.88, "accuracy": accuracy}, seed))
         lines = table(runs)[["CoLA accuracy", "MRPC accuracy", "mean of CoLA and MRPC"]]
         assert "QQP accuracy" not in table(runs)
         papers = {
@@ -377,24 +378,6 @@ class TestTable:
         }
         for label, scores in papers.items():
             assert [*lines.loc[label]] == scores
-
-    def runs_with_accuracies(self):
-        runs = [result("cola", {"matthews_correlation": 0.5, "accuracy": 0.8})]
-        for seed, accuracy in enumerate((0.84, 0.86)):
-            runs.append(result("mrpc", {"f1": 0.88, "accuracy": accuracy}, seed))
-        return runs
-
-    def test_second_scores_are_drawn_beside_the_papers(self):
-        runs = self.runs_with_accuracies()
-        (axes,) = draw(arrange(runs, CHOSEN), "accuracy").axes
-        assert [tick.get_text() for tick in axes.get_yticklabels()] == ["CoLA", "MRPC", "mean"]
-        drawn = {}
-        for bars in axes.containers:
-            drawn[bars.get_label()] = [*bars.lines[0].get_xdata()]
-        assert drawn[OURS] == pytest.approx([80, 85, 82.5])
-        adapters = drawn["Whritenour 2019, BERT-base: adapters (dev)"]
-        assert adapters == pytest.approx([81.78, 85.78, 83.78])
-        assert drawn["Han 2021, BERT-base: full (dev)"] == [84.07], "no mean without CoLA"
 
 
 def of_the_17(task, accuracy, seed=0, method="houlsby", **arguments):
@@ -479,26 +462,6 @@ def test_without_bert_on_texts_of_few_words(tmp_path):
     assert results["constant"] is None
 
 
-class TestChart:
-    def test_points_and_errors_are_the_tables(self):
-        runs = [cola(0.5), cola(0.54, 1), cola(0.6, method="full")]
-        runs.append(result("rte", {"accuracy": 0.7}))
-        (axes,) = draw(arrange(runs, CHOSEN)).axes
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["CoLA", "RTE", "mean"]
-        assert axes.get_title() == "Mean and standard error of 1 to 2 seeds"
-        drawn = {container.get_label(): container for container in axes.containers}
-        assert [*drawn[OURS].lines[0].get_xdata()] == pytest.approx([52, 70, 61])
-        ends = [segment[:, 0] for segment in drawn[OURS].lines[2][0].get_segments()]
-        # The mean has no error without that of RTE, of one seed.
-        for end, expected in zip(ends, ([50, 54], [70, 70], [61, 61]), strict=True):
-            assert [*end] == pytest.approx(expected)
-
-    def test_a_row_without_a_score_of_any_column_has_no_points(self):
-        rte = {**result("rte", {"loss": 0.4}, method="full"), "chosen_by": "loss"}
-        (axes,) = draw(arrange([cola(0.5), rte], CHOSEN)).axes
-        assert [container.get_label() for container in axes.containers] == [OURS]
-
-
 @pytest.fixture
 def folder(tmp_path):
     lines = (("full", 0), ("houlsby", 0), ("houlsby", 3))
@@ -520,7 +483,6 @@ def test_what_the_script_prints_and_writes(folder):
     assert "houlsby, r 64, share_layers 3: mean" in printed
     assert f"| {OURS}: mean " in (folder / "study.md").read_text()
     assert len(collect(folder)) == 9 * 3 * 2
-    assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
     written = pd.read_csv(folder / "study_scores.csv", index_col=0)
     assert written["CoLA"][f"{OURS}: mean"] == "50.50 ± 0.50"
     settings = pd.read_csv(folder / "study_chosen_on_validation.csv", index_col=0)

@@ -17,26 +17,18 @@ from statistics import mean
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from figures import drawing, flags
+from figures import flags
 from results.difference_table import compared, differences_to, note_on, on_other_data
 from results.lines import Cell, Columns, TableLine, arrange, find_columns, join_labels
 from results.means import mean_and_error, mean_over
 from results.read import finished, in_percent
 from results.table import MISSING, show, table_of
 from run.edge import RecipeError
-from run.figures import COLUMN, save
 from run.run import lower_is_better
 
 
 FULL = "full"  # the default baseline
-# What the differences are drawn against, by the name of the fact.
-AXES = {
-    "trained": "trained parameters per task",
-    "bytes": "bytes of the saved weights",
-    "seconds": "seconds of training per task",
-}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    """Print the tables, and write them and the figure."""
+    """Print the tables, and write them."""
     lines = arrange(finished(folder), arguments.choose)
     base = find_baseline(lines, arguments.baseline)
     columns = find_columns(lines, arguments.score)
@@ -67,7 +59,6 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     pages = {name: (table, note_on(table)) for name, table in tables.items() if table.size}
     show(pages, folder / "compare.md")
     facts.to_csv(folder / "compare.csv")
-    save(draw(facts, arguments.split), folder / "compare")
 
 
 def find_baseline(lines: Sequence[TableLine], name: str) -> TableLine:
@@ -122,25 +113,6 @@ def _as_text(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-
-
-def draw(facts: pd.DataFrame, split: str) -> Figure:
-    """Draw the mean difference to the baseline against parameters, bytes and seconds, if known."""
-    drawn = [name for name in AXES if facts[name].any()]
-    figure, panes = drawing.panels(len(drawn), COLUMN, sharey=True)
-    style = drawing.styles(facts.index)
-    for axes, name in zip(panes, drawn, strict=True):
-        known = facts.dropna(subset=[name, "difference"])
-        for label, row in known.iterrows():
-            look = style[str(label)] | {"linestyle": "none"}
-            error = row["difference_error"] or 0
-            axes.errorbar([row[name]], [row["difference"]], [error], label=label, capsize=2, **look)
-        axes.axhline(0, color="black", linestyle="--", linewidth=0.8)
-        axes.set_xlabel(AXES[name])
-        if name != "seconds":
-            drawing.show_counts(axes)
-    panes[0].set_ylabel(f"{split}: difference in points")
-    return drawing.legend(figure)
 
 
 def times(line: TableLine, base: TableLine, share: float) -> dict[str, str]:

@@ -34,20 +34,13 @@ Two printed averages, 74.0 and 74.9, are 74.1 and 75.0 of the printed accuracies
 def print_study(folder: Path, choices: Sequence[str], score: str = "main") -> None:
     """Print the tables of the runs below a folder, at the values that validation has chosen.
 
-    Write study.md, a CSV file for each table, and study.png with the main scores or accuracies,
-    into the folder.
+    Write study.md and a CSV file for each table into the folder.
     """
-    # Only here, as the import takes a second.
-    from results.chart import draw
-    from run.figures import save
-
     lines = arrange((run for run in collect(folder) if run["task"] != "mlm"), choices)
     pages = study(lines, score)
     show(pages, folder / "study.md")
     for heading, (table, _) in pages.items():
         table.to_csv(folder / f"study_{heading.lower().replace(' ', '_')}.csv")
-    if len(lines) > 1 or len(find_columns(lines)) > 1:  # one dot is no figure
-        save(draw(lines, score), folder / "study")
 
 
 def study(lines: Sequence[TableLine], score: str = "main") -> Pages:
