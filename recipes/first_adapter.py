@@ -10,13 +10,13 @@ bottlenecks and the learning rate. The data are a CSV file with the columns `tex
 other recipes do the same for real work: they detect columns, resume after a crash, and report more.
 """
 
-import csv
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict
 from peft import get_peft_model
@@ -35,9 +35,8 @@ from houlsby_peft import HoulsbyConfig
 
 
 DATA: str | None = None  # a CSV file; None: the messages below
-MODEL: str | None = (
-    None  # a folder or a name on the Hub, such as "google-bert/bert-base-uncased"; None: MiniLM
-)
+# A folder or a name on the Hub, such as "google-bert/bert-base-uncased"; None: MiniLM.
+MODEL: str | None = None
 R = 64  # the paper tries 2 to 256
 LEARNING_RATE = 1e-3  # the paper tries 3e-5 to 3e-3; full fine-tuning needs a smaller one
 
@@ -73,12 +72,9 @@ The box was damaged in transit,shipping
 
 def load_data(source: str | None) -> DatasetDict:
     """Return the splits "train" and "validation"."""
-    with (
-        StringIO(MESSAGES)
-        if source is None
-        else Path(source).open(encoding="utf-8", newline="") as file
-    ):
-        rows = Dataset.from_list(list(csv.DictReader(file)))
+    # As text, or a label such as 1 or NA would be no name.
+    table = pd.read_csv(source or StringIO(MESSAGES), dtype=str, keep_default_na=False)
+    rows = Dataset.from_pandas(table)
     rows = rows.cast_column("label", ClassLabel(names=sorted(set(rows["label"]))))
     splits = rows.train_test_split(0.25, seed=0, stratify_by_column="label")
     splits["validation"] = splits.pop("test")

@@ -14,7 +14,7 @@ and the columns of the Hub's nyu-mll/glue, and for --predict test.parquet; .csv,
 also work. {task} in --output_dir, --model_name, --evaluate, --init_adapter, --beneath and
 --hub_model_id stands for the task's name.
 
-The training is `train` in tasks/task.py.
+The training is `train` in run/run_task.py.
 """
 
 from pathlib import Path

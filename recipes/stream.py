@@ -36,7 +36,7 @@ STREAM_FILE = "stream.json"
 class StreamArguments(ClassificationArguments):
     """The tasks, in their order, and how to read them."""
 
-    data: list[str] = flag(  # type: ignore[assignment]  # noqa: RUF009
+    data: list[str] = flag(  # type: ignore[assignment]
         help="The data sets: folders, files or names on the Hub."
     )
 

@@ -52,7 +52,7 @@ class TaggingArguments(LabelArguments):
         default=None,
         help="Column of the tags, by name or by number; default: detected.",
     )
-    tag_names: list[str] | None = flag(  # noqa: RUF009
+    tag_names: list[str] | None = flag(
         default=None, help="Names of the tags, if the data have their numbers from 0 on."
     )
 

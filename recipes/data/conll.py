@@ -1,6 +1,6 @@
 """Files with a word per line and its tags in columns, in the dialects in which people have them.
 
-CoNLL-2003 has the word first and the tag last, CoNLL-U and GermEval have an index before the word,
+CoNLL-2003 has the word first and the tag last; CoNLL-U and GermEval have an index before the word.
 Which columns are read is said in the log. A file that seems to have the tag first is refused.
 """
 

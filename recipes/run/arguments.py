@@ -61,7 +61,6 @@ class ReadOptions:
     tag_column: int | None = None
 
 
-# RUF009 takes a list type for a mutable default, which `flag` is not.
 @dataclass(frozen=True)
 class EncoderArguments:
     """The encoder that gets the adapter."""
@@ -84,7 +83,7 @@ class EncoderArguments:
         help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) "
         "instead of training.",
     )
-    metric: list[str] | None = flag(  # noqa: RUF009
+    metric: list[str] | None = flag(
         default=None,
         help="Further scores of the validation split: names of evaluate's metrics on the Hub, "
         "or paths of scripts, such as f1 or my_metric.py. Their code is run.",
@@ -113,7 +112,7 @@ class DataArguments(EncoderArguments):
         "one such file, a folder with a folder of texts for each class, or the name of a data set "
         "on the Hub.",
     )
-    more_data: list[str] | None = flag(  # noqa: RUF009
+    more_data: list[str] | None = flag(
         default=None, help="Further files of the training data, with the same columns."
     )
     data_config: str | None = flag(
@@ -181,7 +180,7 @@ class DataArguments(EncoderArguments):
 class TextArguments(DataArguments):
     """A data set of texts or pairs of texts."""
 
-    text_columns: list[str] | None = flag(  # noqa: RUF009
+    text_columns: list[str] | None = flag(
         aliases=["--text_column", "--text_column_name", "--text_column_names"],
         default=None,
         help="Column of the text, or two columns for pairs; default: detected by name.",
@@ -217,7 +216,7 @@ class AdapterArguments:
         help="Train the layer norms of the adapted layers, none, or all of the model's.",
     )
     activation: str = flag(default="gelu", help="Any activation that transformers knows by name.")
-    layers: list[int] | None = flag(  # noqa: RUF009
+    layers: list[int] | None = flag(
         default=None, help="Layers to adapt, counted from 0; default: all."
     )
     kind: Literal["houlsby", "pfeiffer", "parallel", "ladder"] = flag(
@@ -230,7 +229,7 @@ class AdapterArguments:
         help="With --kind ladder: a saved adapter, frozen, on whose hidden states the ladder is "
         "trained. Loading the ladder needs it as well.",
     )
-    positions: list[str] | None = flag(  # noqa: RUF009
+    positions: list[str] | None = flag(
         default=None,
         help="Sub-layers to adapt: attention, feed_forward; default: those of the kind.",
     )
@@ -306,7 +305,7 @@ class MethodArguments:
         help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA or IA3, "
         "or only the head. Every method trains the head.",
     )
-    base_dtype: BaseDtype = flag(  # noqa: RUF009
+    base_dtype: BaseDtype = flag(
         default=AUTO,
         help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' "
         "is bfloat16 if this machine multiplies matrices of the model's shape faster in it, which "
@@ -319,7 +318,7 @@ class MethodArguments:
     )
     lora_r: int = flag(default=8, help="Rank of LoRA's matrices.")
     lora_alpha: int = flag(default=16, help="LoRA's scale, which is divided by the rank.")
-    lora_targets: list[str] | None = flag(  # noqa: RUF009
+    lora_targets: list[str] | None = flag(
         default=None,
         help="Linear layers that LoRA adapts, by the end of their name; default: PEFT's choice.",
     )

@@ -31,7 +31,7 @@ from tasks.classification import ClassificationArguments, run
 class PaperArguments(ClassificationArguments):
     """The tasks to run, and how to read them."""
 
-    tasks: list[str] | None = flag(  # noqa: RUF009
+    tasks: list[str] | None = flag(
         aliases=["--task"], default=None, help="Names of tasks; default: all."
     )
     preset: Literal["houlsby2019", "mohebbi2020"] | None = flag(

@@ -86,7 +86,7 @@ class ClassificationArguments(LabelArguments, TextArguments):
 
     _argument_group_name = "task"
 
-    label_columns: list[str] | None = flag(  # noqa: RUF009
+    label_columns: list[str] | None = flag(
         aliases=["--label_column", "--label_column_name"],
         default=None,
         help="Column of the label, one for each task, or one 0/1 column for each class; default: "
@@ -103,7 +103,7 @@ class ClassificationArguments(LabelArguments, TextArguments):
     label_separator: str | None = flag(
         default=None, help="What separates several labels of one text in the column, such as '|'."
     )
-    class_names: list[str] | None = flag(  # noqa: RUF009
+    class_names: list[str] | None = flag(
         default=None, help="Names of the classes, if each label is a list of 0 and 1."
     )
     merge_labels: bool = flag(

@@ -43,15 +43,6 @@ def test_an_adapter_with_other_options_is_not_loaded_over_one(options, word, sav
     assert torch.equal(model(IDS).logits, saved[1])
 
 
-def test_options_given_to_from_pretrained_win(saved):
-    config = HoulsbyConfig.from_pretrained(saved[0])
-    config.scaling = 2.0
-    model = PeftModel.from_pretrained(tiny_bert(), saved[0], config=config)
-    assert model.peft_config["default"] is config
-    layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
-    assert {layer.module_of("default").scaling for layer in layers} == {2.0}
-
-
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`", "ignore:You are trying")
 def test_a_base_that_still_holds_an_adapter_in_more_places_takes_one_of_its_name(tmp_path):
     fewer = adapted(layers_to_transform=[0])

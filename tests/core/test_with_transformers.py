@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -21,11 +18,11 @@ from peft import (
     set_peft_model_state_dict,
 )
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, BertConfig, Trainer, TrainingArguments
+from transformers import BertConfig
 
 from contract_models import IDS, gpt2, t5
 from houlsby_peft import HoulsbyConfig, ablate
-from model_states import assert_same_tensors, tensors_of, trained_names
+from model_states import tensors_of, trained_names
 from tiny_models import TINY_BERT, adapted, perturb_adapter, tiny_bert
 
 
@@ -100,49 +97,6 @@ def test_adapters_by_way_of_transformers(tmp_path, token_ids):
     saved = load_file(tmp_path / "adapter_model.safetensors")
     keys = loaded.get_adapter_state_dict("renamed").keys()
     assert {f"base_model.model.{key}" for key in keys} == saved.keys()
-
-
-class Sentences(torch.utils.data.Dataset):
-    """Whether the first token is above the middle of the vocabulary."""
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, i):
-        ids = (torch.arange(7) * 5 + 17 * i) % 99
-        return {"input_ids": ids, "labels": (ids[0] > 49).long()}
-
-
-def trainer(path, fields, epochs=3):
-    tiny_bert().save_pretrained(path / "base")
-    base = AutoModelForSequenceClassification.from_pretrained(path / "base")
-    model = get_peft_model(base, HoulsbyConfig(r=4, task_type="SEQ_CLS", **fields))
-    arguments = TrainingArguments(
-        output_dir=path / "run", num_train_epochs=epochs, per_device_train_batch_size=8,
-        learning_rate=1e-2, eval_strategy="epoch", save_strategy="epoch",
-        load_best_model_at_end=True, metric_for_best_model="loss",
-        report_to=[], disable_tqdm=True, use_cpu=True, seed=1,
-    )  # fmt: skip
-    return Trainer(model, arguments, train_dataset=Sentences(), eval_dataset=Sentences())
-
-
-def test_trainer_saves_resumes_and_loads_the_best(tmp_path):
-    fields = {"share_layers": 3, "train_layer_norm": "all"}
-    whole = trainer(tmp_path / "whole", fields)
-    whole.train()
-    losses = [entry["eval_loss"] for entry in whole.state.log_history if "eval_loss" in entry]
-    assert min(losses) < losses[0]
-    best = PeftModel.from_pretrained(tiny_bert(), whole.state.best_model_checkpoint)
-    assert_same_tensors(tensors_of(whole.model), tensors_of(best))
-
-    run = tmp_path / "resumed" / "run"
-    shutil.copytree(tmp_path / "whole" / "run" / "checkpoint-3", run / "checkpoint-3")
-    resumed = trainer(tmp_path / "resumed", fields)
-    resumed.train(resume_from_checkpoint=str(run / "checkpoint-3"))
-    last = Path("run", "checkpoint-9", "adapter_model.safetensors")
-    assert_same_tensors(
-        load_file(tmp_path / "resumed" / last), load_file(tmp_path / "whole" / last)
-    )
 
 
 LORA = {"target_modules": ["query", "attention.output.dense"], "init_lora_weights": False}
