@@ -322,21 +322,16 @@ class HoulsbyConfig(PeftConfig):
         if "auto_mapping_dict" in kwargs and (write_card := type(self).write_card) is not None:
             write_card(folder, self.tags)
 
-    def derived(
-        self, record: AdapterRecord, places: list[dict[str, str]] | None = None, **changes: Any
-    ) -> HoulsbyConfig:
+    def derived(self, record: AdapterRecord, **changes: Any) -> HoulsbyConfig:
         """Return the configuration of a new adapter that is made from an existing one.
 
         Like a loaded adapter, it has the heads, labels and places of a record.
 
         Args:
             record: The record of the existing adapter.
-            places: Other places than the record's, as `fold_places` gives them.
             changes: Options that differ.
         """
         config = replace(self, **changes)
-        if places is not None:
-            record = replace(record, places=places)
         config.saved = SavedState(record, config.shape_options())
         return config
 

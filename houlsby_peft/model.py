@@ -115,7 +115,7 @@ class HoulsbyModel(BaseTuner):
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
             is_active = adapter_name in self.active_adapters
             add_heads(model, plan.heads, adapter_name, is_active, self._state)
-            with _without_rank_pattern(config):
+            with _without_rank_pattern(config) if config.loaded else nullcontext():
                 super().inject_adapter(
                     model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage
                 )

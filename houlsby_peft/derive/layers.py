@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from peft import PeftModel
@@ -108,7 +109,7 @@ def prune(
             "none. To run the base model, disable the adapter."
         )
     places = fold_places(remaining.values(), View(tuner.model).encoder)
-    pruned = config.derived(record, places, layers_to_transform=left)
+    pruned = config.derived(replace(record, places=places), layers_to_transform=left)
     add_derived(tuner, adapter_name, pruned, source, weights_of(tuner.model, source))
 
 

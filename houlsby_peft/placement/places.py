@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,11 +16,9 @@ from torch import nn
 from ..config import HoulsbyConfig
 from ..method.modules import is_in_any
 from ..saved.record import Place, fold_indices, full_name, unfold_places
-from ..saved.weights import first_of
 from .inference import infer_layers, is_attention_input, log_inferred
 from .selection import (
     check_layers,
-    check_patterns,
     find_norms,
     is_included,
     is_selected,
@@ -54,7 +51,6 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
             places are. The message gives the reason and the remedy.
     """
     view = model if isinstance(model, View) else View(model)
-    check_patterns(config)
     if config.kind == "ladder":
         _check_unchunked(view)
     recorded = recorded_places(config)
@@ -113,20 +109,12 @@ def _choose_places(view: View, config: HoulsbyConfig) -> dict[str, Place]:
     selected = [place for place in candidates if is_selected(place, config)]
     if config.kind == "ladder" and selected:
         selected = [_ladder_place(view, candidates, selected)]
-    unmatched = set(config.rank_pattern)
     for place in selected:
         pattern = get_pattern_key(list(config.rank_pattern), place.key)
-        unmatched.discard(pattern)
         r = config.rank_pattern.get(pattern, config.r)
         places[place.key] = place if r == config.r else replace(place, r=r)
     if not places:
         raise _nothing_to_adapt(view, config, candidates)
-    if unmatched:
-        warnings.warn(
-            f"rank_pattern matches no bottleneck with {', '.join(sorted(unmatched))}; the places "
-            f"are {first_of(list(places))}.",
-            stacklevel=2,
-        )
     places |= {norm.key: norm for norm in find_norms(view, config, places)}
     if config.invertible is not None:
         embeddings = _find_embeddings(view, config)

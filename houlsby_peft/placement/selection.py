@@ -11,7 +11,6 @@ from peft import NoMatchingPeftModuleError
 from peft.tuners.tuners_utils import check_target_module_exists
 
 from ..config import HoulsbyConfig
-from ..errors import shortened
 from ..method.modules import is_in_any, is_inside
 from ..saved.record import Place, fold_indices, full_name
 from .table import SHARED_NORMS
@@ -94,27 +93,6 @@ def name_layers(candidates: Iterable[Place]) -> str:
     for stack, numbers in indices.items():
         layers.append(f"{stack}.{fold_indices(sorted(numbers))}".lstrip("."))
     return ", ".join(layers)
-
-
-def check_patterns(config: HoulsbyConfig) -> None:
-    """Refuse patterns that are not regular expressions, before they are matched."""
-    patterns: list[tuple[str, Any, str]] = []
-    for name in ("target_modules", "exclude_modules"):
-        patterns.append((name, getattr(config, name), ""))
-    # These are put into larger expressions, in which flags may only stand at the beginning.
-    for pattern in _as_list(config.layers_pattern):
-        patterns.append(("layers_pattern", pattern, "^"))
-    for pattern in config.rank_pattern:
-        patterns.append(("rank_pattern", pattern, "^"))
-    for name, pattern, prefix in patterns:
-        try:
-            if isinstance(pattern, str):
-                re.compile(prefix + pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"HoulsbyConfig.{name} must be a regular expression; got "
-                f"{shortened(repr(pattern))}: {error}. Escape special characters with a backslash."
-            ) from error
 
 
 def find_norms(

@@ -14,7 +14,6 @@ from collections.abc import (
     Mapping,
     MutableMapping,
 )
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,9 +29,10 @@ from ..beneath import open_beneath
 from ..heads.tasks import TaskKind, task_kind_of_class
 from ..saved.adapter import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..undo import take_modules
+from .base_model import check_tokens, load_tokenizer
 from .forms import Form, can_hold, form_key
 from .forward import attempt
-from .load import load_held, load_saved
+from .load import load_saved
 from .predictor import Predictor, find_reader
 from .questions import Question, Reader
 
@@ -257,9 +257,18 @@ class HeldAdapters:
         name: str,
     ) -> Reader:
         """Hold an adapter in a slot of its form, and return what reads the inputs of its task."""
-        with _dropped_on_error(form, name):
-            predictor = load_held(saved, weights, form, beside, name, self._tokenizers, self.token)
+        base = beside.base_model
+        check_tokens(saved, base, is_shared=True)
+        tokenizer = load_tokenizer(
+            saved, beside.task, base.name_or_path, self.token, self._tokenizers
+        )
+        try:
+            form.hold(name, saved, weights)
+            predictor = Predictor(beside.model, name, beside.task, tokenizer, beside.compile)
             return _make_reader(task, predictor, task.name or saved.name)
+        except BaseException:
+            form.drop(name)
+            raise
 
     def _find_form(
         self, model: PeftModel, name: str, key: Hashable, weights: Mapping[str, torch.Tensor]
@@ -304,15 +313,6 @@ def _make_reader(task: BankTask, predictor: Predictor, called: str) -> Reader:
     reader.fingerprint = _fingerprint(task.files or ())
     reader.read(Question(reader.example, threshold=task.source.threshold))
     return reader
-
-
-@contextmanager
-def _dropped_on_error(form: Form, name: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        form.drop(name)
-        raise
 
 
 def list_files(folder: Path) -> Files:

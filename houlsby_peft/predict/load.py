@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, MutableMapping
 from contextlib import nullcontext
 from typing import Literal
 
@@ -25,7 +25,6 @@ from .base_model import (
     load_tokenizer,
     uncompiled,
 )
-from .forms import Form
 from .predictor import Predictor, add_adapter
 
 
@@ -135,23 +134,6 @@ def load_saved(
     if getattr(settings, "pad_token_id", None) is None:
         settings.pad_token_id = tokenizer.pad_token_id
     return Predictor(adapted, name, task, tokenizer, compile)
-
-
-def load_held(
-    saved: SavedAdapter,
-    weights: Mapping[str, torch.Tensor],
-    form: Form,
-    beside: Predictor,
-    adapter_name: str,
-    tokenizers: MutableMapping[object, PreTrainedTokenizerBase],
-    token: str | None,
-) -> Predictor:
-    """Hold an opened adapter in a slot of its form, beside one that `load_saved` has loaded."""
-    check_tokens(saved, beside.base_model, is_shared=True)
-    name_of_base = beside.base_model.name_or_path
-    tokenizer = load_tokenizer(saved, beside.task, name_of_base, token, tokenizers)
-    form.hold(adapter_name, saved, weights)
-    return Predictor(beside.model, adapter_name, beside.task, tokenizer, beside.compile)
 
 
 def _check_head(saved: SavedAdapter, beside: Predictor) -> None:
