@@ -195,10 +195,8 @@ class Stack:
                 result = torch.addcmul(weights["bias"], result, weights["weight"])
             else:
                 result = result * weights["weight"]
-        elif isinstance(norm, nn.RMSNorm):
-            result = F.rms_norm(wide, wide.shape[-1:], eps=norm.eps) * weights["weight"]
         else:
-            result = torch.func.functional_call(norm, weights, (wide,))
+            result = F.rms_norm(wide, wide.shape[-1:], eps=norm.eps) * weights["weight"]
         return result.to(hidden.dtype)
 
     def _run_norm_in_turn(self, hidden: torch.Tensor, choice: Choice) -> torch.Tensor:
@@ -257,12 +255,7 @@ def _is_plain(weight: torch.Tensor | None) -> bool:
     return type(weight) in (nn.Parameter, torch.Tensor) and not weight.is_meta  # type: ignore[union-attr]
 
 
-def multiplies_last(norm: nn.Module) -> bool:
-    """Return whether a norm multiplies by its weights last, and they are at hand.
-
-    The models' own norms do. A subclass of PyTorch's norms may do anything.
-    """
-    for kind in (nn.LayerNorm, nn.RMSNorm):
-        if isinstance(norm, kind) and type(norm).forward is not kind.forward:
-            return False
-    return not has_offloaded_params(norm)
+def is_torch_norm(norm: nn.Module) -> bool:
+    """Return whether a norm computes as PyTorch's own norms do, with its weights at hand."""
+    is_own = type(norm).forward in (nn.LayerNorm.forward, nn.RMSNorm.forward)
+    return is_own and not has_offloaded_params(norm)

@@ -17,7 +17,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..batching.slots import slots_for
-from ..batching.stack import Stack, multiplies_last, stacking_key
+from ..batching.stack import Stack, is_torch_norm, stacking_key
 from ..heads.head import HoulsbyHead
 from ..method.layer import HoulsbyLayer, HoulsbyLayerNorm
 from ..method.tuner_layer import HoulsbyTunerLayer, state_of
@@ -130,8 +130,7 @@ def can_hold(model: PeftModel, name: str) -> bool:
 def _can_hold_part(layer: Any, name: str) -> bool:
     """Return whether slots can hold what an adapter has at a layer."""
     if isinstance(layer, HoulsbyLayerNorm):
-        norm = layer.module_of(name)
-        return isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and multiplies_last(norm)
+        return is_torch_norm(layer.module_of(name))
     if type(layer) is not HoulsbyLayer or name in layer.houlsby_ladder:
         return False
     return stacking_key(layer.module_of(name)) is not None
