@@ -13,10 +13,10 @@ from data.reading import files_of
 from run.arguments import DataArguments
 from run.edge import RecipeError, log
 from run.run import CONTENT, describe_content
+from run.schedule import FEW
 
 
 VALIDATION_SHARE, SHARE_OF_FEW = 0.1, 0.2
-FEW = 100  # validation examples, from fewer of which a score is uncertain
 _FEWEST = 5  # examples of a label, one of which validation has in any case
 
 

@@ -113,7 +113,7 @@ def resolve_defaults(flags: Namespace) -> dict[str, Any]:
     """
     values = vars(flags)
     defaults: dict[str, Any] = {}
-    if values.get("save_strategy") == "steps" and values.get("load_best_model_at_end"):
+    if values.get("save_strategy") == "steps" and values.get("load_best_model_at_end") is not False:
         # A checkpoint of each evaluation.
         defaults["save_steps"] = flags.eval_steps or flags.logging_steps
     if values.get("do_predict") and "predict" in values:

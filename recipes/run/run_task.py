@@ -115,7 +115,7 @@ def load_task(
 
 
 def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> dict[str, Any]:
-    """Load the data and the encoder, adapt it, train, save the best epoch, predict and report;
+    """Load the data and the encoder, adapt it, train, save the kept epoch, predict and report;
     return results.json's content.
     """
     task, training = load_task(load, None, command.training)
@@ -134,7 +134,7 @@ def train(load: Callable[[Saved | None], Task], run: Run, command: Command) -> d
     if command.arguments.cache_states is not None:
         trainer.cache_states(command.arguments.cache_states)
     trainer.train(checkpoint)
-    trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
+    trainer.save_trained()  # with load_best_model_at_end, the best epoch's weights
 
     test = task.predict_test(trainer)
     predictions = trainer.describe_kept()

@@ -1,10 +1,14 @@
-"""How long a run trains at most, when it stops, and for how long its learning rate rises, where the
-command line leaves it open: counted in steps, as it is steps that an adapter needs.
+"""How long a run trains at most, when it stops, which weights it keeps, and for how long its
+learning rate rises, where the command line leaves it open: counted in steps, as it is steps that an
+adapter needs.
 
 Ten epochs of a few hundred texts are a few dozen steps, after which an adapter has hardly begun to
 learn. Mosbach et al. 2021 (arXiv 2006.04884) trace runs that fail to too few steps and a warm-up
 that is too short. With the steps that slow learners need, others have long learned: they stop once
 a quarter of the planned evaluations brings nothing.
+
+Few validation examples choose an epoch by chance, often one at a high learning rate. Such a run
+takes all of its steps, of which it needs fewer, and keeps the last weights.
 """
 
 import copy
@@ -17,22 +21,33 @@ from run.training_arguments import RecipeTrainingArguments
 
 
 EPOCHS = 10
-FEWEST_STEPS = 1_000
+FEWEST_STEPS, FEWEST_STEPS_TO_LAST = 1_000, 300
+FEW = 100  # validation examples, from fewer of which a score is uncertain
 FEWEST_WARMUP_STEPS = 100
 WARMUP = 0.1  # of all steps
 MOST_EVALUATIONS = 20
 PATIENCE = 1 / 4  # of the planned evaluations
 
 
-def settle_schedule(training: RecipeTrainingArguments, rows: int) -> RecipeTrainingArguments:
-    """Return a copy for this many rows of training data, with the epochs and the warm-up that the
-    command line does not name, and say so.
+def settle_schedule(
+    training: RecipeTrainingArguments, rows: int, validation_rows: int
+) -> RecipeTrainingArguments:
+    """Return a copy for this many rows of training and validation data, with what the command line
+    does not name of the epochs, the warm-up and the weights to keep, and say so.
 
     Args:
-        training: The arguments; `num_train_epochs` and `warmup_steps` may be None.
+        training: The arguments; `num_train_epochs`, `warmup_steps` and `load_best_model_at_end` may
+            be None.
         rows: Rows of training data; 0 if nothing is trained.
+        validation_rows: Rows of validation data.
     """
     settled = copy.copy(training)
+    is_open = training.num_train_epochs is None and training.max_steps <= 0
+    keeps_last = False
+    if training.load_best_model_at_end is None:
+        has_no_patience = training.early_stopping_patience is None
+        keeps_last = is_open and has_no_patience and validation_rows < FEW
+        settled.load_best_model_at_end = not keeps_last
     rows_per_step: int = (
         training.world_size
         * training.per_device_train_batch_size
@@ -42,15 +57,21 @@ def settle_schedule(training: RecipeTrainingArguments, rows: int) -> RecipeTrain
     steps = training.max_steps
     epochs = training.num_train_epochs
     if epochs is None:
-        epochs = max(EPOCHS, math.ceil(FEWEST_STEPS / steps_per_epoch))
+        fewest_steps = FEWEST_STEPS_TO_LAST if keeps_last else FEWEST_STEPS
+        epochs = max(EPOCHS, math.ceil(fewest_steps / steps_per_epoch))
         settled.num_train_epochs = epochs
-        if steps <= 0:
+        if is_open:
             _evaluate_less_often(settled, epochs, steps_per_epoch)
             _stop_in_time(settled, epochs, steps_per_epoch)
     if steps <= 0:
         steps = math.ceil(epochs * steps_per_epoch)
     if training.warmup_steps is None:
         settled.warmup_steps = warmup_of(steps)
+    if keeps_last and rows and training.process_index == 0:
+        log(
+            f"{validation_rows:,} validation examples cannot tell the best epoch: the last weights "
+            "are kept (--load_best_model_at_end)"
+        )
     if rows and settled != training and training.process_index == 0:
         message = (
             f"{steps:,} steps, {steps / steps_per_epoch:g} epochs; the learning rate rises for "

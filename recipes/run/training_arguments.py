@@ -45,7 +45,8 @@ class RecipeTrainingArguments(TrainingArguments):
     # None is settled by run/schedule.py, once the number of rows is known.
     num_train_epochs: float | None = flag(  # type: ignore[assignment]
         default=None,
-        help="Number of passes over the training data; default: 10, or enough for 1,000 steps.",
+        help="Number of passes over the training data; default: 10, or enough for 1,000 steps; "
+        "with fewer than 100 validation examples, enough for 300.",
     )
     per_device_train_batch_size: int = flag(
         default=32, help="Examples per training step on each device."
@@ -88,8 +89,10 @@ class RecipeTrainingArguments(TrainingArguments):
         default=False, help="Let DDP send the buffers before every step."
     )
     logging_steps: float = flag(default=50, help="Steps between two reports of the loss.")
-    load_best_model_at_end: bool = flag(
-        default=True, help="End with the weights of the best epoch, not the last."
+    load_best_model_at_end: bool | None = flag(  # type: ignore[assignment]
+        default=None,
+        help="End with the weights of the best epoch, not the last; default: true, unless "
+        "fewer than 100 validation examples would choose it and nothing says how long to train.",
     )
     metric_for_best_model: str = flag(
         default=MAIN_METRIC, help="Score that chooses the best epoch; 'main' is the task's own."
@@ -97,7 +100,7 @@ class RecipeTrainingArguments(TrainingArguments):
     early_stopping_patience: int | None = flag(
         default=None,
         help="Stop after this many evaluations without a better one; 0: never; default: a quarter "
-        "of those planned, unless --num_train_epochs or --max_steps is given.",
+        "of those planned, if the best epoch is kept and nothing says how long to train.",
     )
     adapter_drop: bool = flag(
         default=False,
@@ -146,8 +149,12 @@ class RecipeTrainingArguments(TrainingArguments):
         if not torch.accelerator.is_available():
             self._prepare_processors()
         warmup_steps, self.warmup_steps = self.warmup_steps, self.warmup_steps or 0.0
+        keeps_best, self.load_best_model_at_end = (
+            self.load_best_model_at_end,
+            self.load_best_model_at_end is not False,
+        )
         super().__post_init__()
-        self.warmup_steps = warmup_steps
+        self.warmup_steps, self.load_best_model_at_end = warmup_steps, keeps_best
         self._check_processes()
         if self.cuda_graphs:
             self._check_cuda_graphs()

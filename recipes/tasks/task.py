@@ -137,12 +137,14 @@ class Task(ABC):
         for name, split in self.splits.items():
             self.data[name] = self.encode(split, name, tokenizer, max_length)
             end_if_terminated()
-        training = settle_schedule(training, len(self.data.get("train", ())))
         # Both that MNLI has, matched and mismatched.
         several = {}
         for name, data in self.data.items():
             if name.startswith("validation_"):
                 several[name.removeprefix("validation_")] = data
+        validation = [*several.values()] or [self.data.get("validation", ())]
+        rows, validation_rows = len(self.data.get("train", ())), sum(map(len, validation))
+        training = settle_schedule(training, rows, validation_rows)
         return self.trainer_class(
             model=model,
             args=training,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from run.schedule import settle_schedule
+from run.schedule import FEW, settle_schedule
 from run.training_arguments import RecipeTrainingArguments
 
 
@@ -32,7 +32,7 @@ def arguments(tmp_path):
     ],
 )
 def test_small_training_sets_get_enough_steps(arguments, rows, given, epochs, warmup):
-    settled = settle_schedule(arguments(**given), rows)
+    settled = settle_schedule(arguments(**given), rows, FEW)
     assert (settled.num_train_epochs, settled.warmup_steps) == (epochs, warmup)
 
 
@@ -49,7 +49,7 @@ def test_small_training_sets_get_enough_steps(arguments, rows, given, epochs, wa
 )
 def test_many_short_epochs_are_evaluated_twenty_times(arguments, rows, given, strategy, steps):
     given.setdefault("save_strategy", given.get("eval_strategy", "epoch"))
-    settled = settle_schedule(arguments(**given), rows)
+    settled = settle_schedule(arguments(**given), rows, FEW)
     assert (settled.eval_strategy, settled.eval_steps) == (strategy, steps)
     assert (settled.save_strategy, steps and settled.save_steps) == (strategy, steps)
 
@@ -72,4 +72,27 @@ def test_a_quarter_of_the_evaluations_without_a_better_one_ends_a_run(
     arguments, rows, given, patience
 ):
     given.setdefault("save_strategy", given.get("eval_strategy", "epoch"))
-    assert settle_schedule(arguments(**given), rows).early_stopping_patience == patience
+    assert settle_schedule(arguments(**given), rows, FEW).early_stopping_patience == patience
+
+
+@pytest.mark.parametrize(
+    ("rows", "validation_rows", "given", "keeps_best", "epochs", "patience"),
+    [
+        (80, 20, {}, False, 100, None),  # 300 steps
+        (5_000, 99, {}, False, 10, None),
+        (400, 100, {}, True, 77, 5),  # 1,001 steps
+        # What the command line names stays.
+        (80, 20, {"load_best_model_at_end": True}, True, 334, 5),
+        (80, 20, {"early_stopping_patience": 3}, True, 334, 3),
+        (80, 20, {"num_train_epochs": 10}, True, 10, None),
+        (80, 20, {"max_steps": 30}, True, 334, None),
+        (400, 100, {"load_best_model_at_end": False}, False, 77, None),
+    ],
+)
+def test_few_validation_examples_choose_no_epoch(
+    arguments, rows, validation_rows, given, keeps_best, epochs, patience
+):
+    settled = settle_schedule(arguments(save_strategy="epoch", **given), rows, validation_rows)
+    assert settled.load_best_model_at_end is keeps_best
+    assert settled.num_train_epochs == epochs
+    assert settled.early_stopping_patience == patience
