@@ -66,7 +66,8 @@ _TRAIN_FLAGS = f"""\
                               recipe
 {_COLUMN_FLAGS.format(default="detected")}\
   --check_labels              first list the training examples whose label is doubtful
-  --validation_file FILE      validation data; default: a tenth of the training examples
+  --validation_file FILE      validation data; default: a tenth of the training examples, a
+                              fifth of fewer than 1,000
   --metric NAME [...]         further metrics: names on the Hub or local scripts
   --num_train_epochs N        passes over the data
   --learning_rate RATE        1e-4 to 1e-3 are usual for adapters
