@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,19 +20,9 @@ class Bottleneck(nn.Module):
     kinds compute the branch from something else than h; see `residual.py`.
 
     Args:
+        config: `activation`, `dropout`, `init_std`, `init_weights`, `kind` and `scaling` are read.
         width: Size d of the last dimension of the hidden states.
-        r: Size of the bottleneck, at least 1.
-        activation: A key of transformers' `ACT2FN`.
-        dropout: Dropout probability on the branch; the paper uses 0.
-        init_std: Standard deviation of both projections at the start. Their weights are drawn from
-            a normal distribution truncated at two standard deviations, their biases are zero
-            (section 3.6: 1e-2). With 0, `up_proj` is zero and the module is the identity;
-            `down_proj` then uses 1e-2, because two zero projections receive no gradient.
-        init_weights: Whether to initialize as the paper does. False keeps PyTorch's default for
-            linear layers, which is far from the identity.
-        kind: One of `KINDS`: what the branch is computed from in a model.
-        scaling: Factor on the branch. "learned": a parameter of shape (1,), "channel": of shape
-            (d,). Both start at 1.
+        r: Size of the bottleneck. Default: the configuration's.
 
     Shape:
         - Input: `(..., d)`, any floating dtype.
@@ -40,47 +30,24 @@ class Bottleneck(nn.Module):
           in the dtype of the input where one operation computes all of it; see `kernels/`.
     """
 
-    def __init__(
-        self,
-        width: int,
-        r: int,
-        activation: str = "gelu",
-        dropout: float = 0.0,
-        init_std: float = PAPER_INIT_STD,
-        init_weights: bool = True,
-        kind: str = "houlsby",
-        scaling: float | Literal["learned", "channel"] = 1.0,
-    ) -> None:
+    def __init__(self, config: HoulsbyConfig, width: int, r: int | None = None) -> None:
         super().__init__()
-        self.kind = kind
+        r = r or config.r
+        self.kind = config.kind
         self.down_proj = nn.Linear(width, r)
-        self.activation_name = activation
-        self.activation: nn.Module = ACT2FN[activation]
+        self.activation_name = config.activation
+        self.activation: nn.Module = ACT2FN[config.activation]
         self.up_proj = nn.Linear(r, width)
-        self.dropout: nn.Module = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout) if config.dropout > 0 else nn.Identity()
         self.scaling: float | nn.Parameter
-        if scaling == "learned":
+        if config.scaling == "learned":
             self.scaling = nn.Parameter(torch.ones(1))
-        elif scaling == "channel":
+        elif config.scaling == "channel":
             self.scaling = nn.Parameter(torch.ones(width))
         else:
-            self.scaling = float(scaling)
-        if init_weights:
-            initialize(self.down_proj, self.up_proj, init_std)
-
-    @classmethod
-    def from_config(cls, config: HoulsbyConfig, width: int, r: int) -> Bottleneck:
-        """Return a new bottleneck of size r with the options of a configuration."""
-        return cls(
-            width,
-            r,
-            config.activation,
-            config.dropout,
-            config.init_std,
-            config.init_weights,
-            config.kind,
-            config.scaling,
-        )
+            self.scaling = float(config.scaling)
+        if config.init_weights:
+            initialize(self.down_proj, self.up_proj, config.init_std)
 
     def forward(self, hidden: torch.Tensor, read: torch.Tensor | None = None) -> torch.Tensor:
         """Add the branch to the hidden states.
@@ -121,7 +88,11 @@ def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
 
 
 def initialize(down_proj: Any, up_proj: Any, init_std: float) -> None:
-    """Draw two projections from a normal distribution truncated at two standard deviations."""
+    """Draw two projections from a normal distribution truncated at two standard deviations.
+
+    With 0, the up projection is zero and the module the identity. The down projection then has the
+    paper's deviation, because two zero projections receive no gradient.
+    """
     draw(down_proj, init_std or PAPER_INIT_STD)
     draw(up_proj, init_std)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from ..config import PAPER_INIT_STD, HoulsbyConfig
+from ..config import HoulsbyConfig
 from .bottleneck import initialize, to_weight
 from .layer import HoulsbyLayer
 
@@ -21,38 +21,23 @@ class InvertibleCoupling(nn.Module):
     whatever F and G are. Both networks have two linear layers with an activation between them.
 
     Args:
+        config: `activation`, `invertible_reduction_factor` (how much narrower the layer inside F or
+            G is than its input), `init_std` and `init_weights` are read.
         width: Size d of the hidden states; x1 has d // 2 channels, x2 the rest.
-        activation: A key of transformers' `ACT2FN`.
-        reduction_factor: How much narrower the layer inside F or G is than its input.
-        init_std, init_weights: See `Bottleneck`.
 
     Shape:
         - Input: `(..., d)`, any floating dtype.
         - Output: the shape and dtype of the input. F and G compute in their weights' dtype.
     """
 
-    def __init__(
-        self,
-        width: int,
-        activation: str = "gelu",
-        reduction_factor: float = 2.0,
-        init_std: float = PAPER_INIT_STD,
-        init_weights: bool = True,
-    ) -> None:
+    def __init__(self, config: HoulsbyConfig, width: int) -> None:
         super().__init__()
         self.sizes = (width // 2, width - width // 2)
-
-        self.F = _network(self.sizes[1], self.sizes[0], activation, reduction_factor)
-        self.G = _network(self.sizes[0], self.sizes[1], activation, reduction_factor)
-        if init_weights:
-            initialize(self.F[0], self.F[2], init_std)
-            initialize(self.G[0], self.G[2], init_std)
-
-    @classmethod
-    def from_config(cls, config: HoulsbyConfig, width: int) -> InvertibleCoupling:
-        """Return a new coupling with the options of a configuration."""
-        factor = config.invertible_reduction_factor
-        return cls(width, config.activation, factor, config.init_std, config.init_weights)
+        self.F = _network(config, self.sizes[1], self.sizes[0])
+        self.G = _network(config, self.sizes[0], self.sizes[1])
+        if config.init_weights:
+            initialize(self.F[0], self.F[2], config.init_std)
+            initialize(self.G[0], self.G[2], config.init_std)
 
     def forward(self, hidden: torch.Tensor, inverse: bool = False) -> torch.Tensor:
         """Transform hidden states; with `inverse`, undo the transformation."""
@@ -67,10 +52,11 @@ class InvertibleCoupling(nn.Module):
         return torch.cat((first, second), dim=-1).to(hidden)
 
 
-def _network(inputs: int, outputs: int, activation: str, reduction_factor: float) -> nn.Sequential:
+def _network(config: HoulsbyConfig, inputs: int, outputs: int) -> nn.Sequential:
     """Return F or G."""
-    inner = max(1, int(inputs // reduction_factor))
-    return nn.Sequential(nn.Linear(inputs, inner), ACT2FN[activation], nn.Linear(inner, outputs))
+    inner = max(1, int(inputs // config.invertible_reduction_factor))
+    activation = ACT2FN[config.activation]
+    return nn.Sequential(nn.Linear(inputs, inner), activation, nn.Linear(inner, outputs))
 
 
 class HoulsbyEmbedding(HoulsbyLayer):

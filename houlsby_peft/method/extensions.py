@@ -5,11 +5,10 @@ The paper found none of them to help, and recommends the plain bottleneck.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
+from ..config import HoulsbyConfig
 from .bottleneck import Bottleneck
 
 
@@ -19,8 +18,8 @@ class NormedBottleneck(Bottleneck):
     See `Bottleneck` for arguments and shapes.
     """
 
-    def __init__(self, width: int, r: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(width, r, *args, **kwargs)
+    def __init__(self, config: HoulsbyConfig, width: int, r: int | None = None) -> None:
+        super().__init__(config, width, r)
         self.norm = nn.LayerNorm(width)
 
     def branch(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -35,8 +34,9 @@ class DeepBottleneck(Bottleneck):
     near the identity. See `Bottleneck` for arguments and shapes.
     """
 
-    def __init__(self, width: int, r: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(width, r, *args, **kwargs)
+    def __init__(self, config: HoulsbyConfig, width: int, r: int | None = None) -> None:
+        super().__init__(config, width, r)
+        r = self.down_proj.out_features
         self.hidden_proj = nn.Linear(r, r)
 
     def branch(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -54,8 +54,8 @@ class GatedBottleneck(Bottleneck):
     that the branch reads. See `Bottleneck` for arguments and shapes.
     """
 
-    def __init__(self, width: int, r: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(width, r, *args, **kwargs)
+    def __init__(self, config: HoulsbyConfig, width: int, r: int | None = None) -> None:
+        super().__init__(config, width, r)
         self.gate = nn.Linear(width, 1)
 
     def branch(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 from transformers.activations import ACT2FN
 
-from ..config import PAPER_INIT_STD, HoulsbyConfig
+from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from .bottleneck import draw, to_weight
 from .tuner_layer import ModelState
@@ -40,16 +40,13 @@ class LadderLayer(nn.Module):
     `down_proj` has 2r outputs. Norms have PyTorch's epsilon of 1e-5 and trained weights.
 
     Args:
+        config: `activation`, and the `dropout` on both branches, are read.
         width: Size d of the hidden states.
         r: Size of the ladder's own state.
-        activation: A key of transformers' `ACT2FN`.
-        dropout: Dropout probability on both branches.
         is_lowest: Whether there is no layer below, and thus no gate.
     """
 
-    def __init__(
-        self, width: int, r: int, activation: str, dropout: float, is_lowest: bool
-    ) -> None:
+    def __init__(self, config: HoulsbyConfig, width: int, r: int, is_lowest: bool) -> None:
         super().__init__()
         heads = range(1, max(1, r // _HEAD_WIDTH) + 1)
         self.heads = max(number for number in heads if r % number == 0)
@@ -60,9 +57,9 @@ class LadderLayer(nn.Module):
         self.attention_out = nn.Linear(r, r)
         self.bottleneck_norm = nn.LayerNorm(r)
         self.down_proj = nn.Linear(r, _INNER * r)
-        self.activation = ACT2FN[activation]
+        self.activation = ACT2FN[config.activation]
         self.up_proj = nn.Linear(_INNER * r, r)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, state: torch.Tensor | None, hidden: torch.Tensor, mask: torch.Tensor | None
@@ -97,48 +94,25 @@ class Ladder(nn.Module):
     and its hidden states do not depend on the ladder. `up_proj` takes the last state to width d.
 
     Args:
+        config: `activation`, `dropout` inside of the ladder, `init_std` and `init_weights` of the
+            projection to the hidden states are read. The other weights start as PyTorch's linear
+            layers do.
         width: Size d of the hidden states.
-        r: Size of the ladder's own state.
         layers: Indices of the encoder's layers whose input is read.
-        activation: A key of transformers' `ACT2FN`.
-        dropout: Dropout probability on the branches inside of the ladder.
-        init_std, init_weights: Of the projection to the hidden states; see `Bottleneck`. The other
-            weights start as PyTorch's linear layers do.
+        r: Size of the ladder's own state. Default: the configuration's.
     """
 
     def __init__(
-        self,
-        width: int,
-        r: int,
-        layers: Iterable[int],
-        activation: str = "gelu",
-        dropout: float = 0.0,
-        init_std: float = PAPER_INIT_STD,
-        init_weights: bool = True,
+        self, config: HoulsbyConfig, width: int, layers: Iterable[int], r: int | None = None
     ) -> None:
         super().__init__()
+        r = r or config.r
         self.layers = nn.ModuleDict()
         for index in layers:
-            is_lowest = not self.layers
-            self.layers[str(index)] = LadderLayer(width, r, activation, dropout, is_lowest)
+            self.layers[str(index)] = LadderLayer(config, width, r, is_lowest=not self.layers)
         self.up_proj = nn.Linear(r, width)
-        if init_weights:
-            draw(self.up_proj, init_std)
-
-    @classmethod
-    def from_config(
-        cls, config: HoulsbyConfig, width: int, r: int, layers: Iterable[int]
-    ) -> Ladder:
-        """Return a new ladder of width r with the options of a configuration."""
-        return cls(
-            width,
-            r,
-            layers,
-            config.activation,
-            config.dropout,
-            config.init_std,
-            config.init_weights,
-        )
+        if config.init_weights:
+            draw(self.up_proj, config.init_std)
 
     def forward(self, readings: Readings) -> torch.Tensor:
         """Return what is added to the encoder's end, `(rows, tokens, d)`.

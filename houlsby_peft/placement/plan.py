@@ -180,12 +180,11 @@ class Plan:
         config, width, reference = self.config, self.widths[place.key], self.reference(place)
         bottleneck: Bottleneck | InvertibleCoupling | Ladder
         if place.is_coupling:
-            bottleneck = InvertibleCoupling.from_config(config, width)
+            bottleneck = InvertibleCoupling(config, width)
         elif place.is_ladder:
-            bottleneck = Ladder.from_config(config, width, place.r or config.r, place.rungs)
+            bottleneck = Ladder(config, width, place.rungs, place.r)
         else:
-            kind_of_bottleneck = BOTTLENECKS[config.extension]
-            bottleneck = kind_of_bottleneck.from_config(config, width, place.r or config.r)
+            bottleneck = BOTTLENECKS[config.extension](config, width, place.r)
         bottleneck.train(reference.training)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck

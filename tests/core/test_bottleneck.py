@@ -29,7 +29,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", [(16,), (3, 16), (2, 5, 16), (2, 3, 4, 16)])
 def test_output_is_input_plus_up_of_activation_of_down(shape):
-    module = Bottleneck(16, 4, init_weights=False).double()
+    module = Bottleneck(HoulsbyConfig(r=4, init_weights=False), 16).double()
     hidden = torch.randn(shape, dtype=torch.float64)
     down, up = module.down_proj, module.up_proj
     expected = hidden + gelu(hidden @ down.weight.T + down.bias) @ up.weight.T + up.bias
@@ -37,7 +37,7 @@ def test_output_is_input_plus_up_of_activation_of_down(shape):
 
 
 def test_initialization_is_a_normal_distribution_truncated_at_two_standard_deviations():
-    module = Bottleneck(1024, 256, init_std=0.02)
+    module = Bottleneck(HoulsbyConfig(r=256, init_std=0.02), 1024)
     for projection in (module.down_proj, module.up_proj):
         drawn = projection.weight.detach().flatten().double()
         assert drawn.abs().max() <= 2 * 0.02 + 1e-9
@@ -52,15 +52,15 @@ def test_initialization_is_a_normal_distribution_truncated_at_two_standard_devia
 )
 def test_an_extension_adds_few_weights_and_starts_near_the_identity(extension, further):
     config, hidden = HoulsbyConfig(extension=extension), torch.randn(50, 16)
-    module = BOTTLENECKS[extension].from_config(config, 16, 4)
+    module = BOTTLENECKS[extension](config, 16, 4)
     assert sum(weight.numel() for weight in module.parameters()) == 2 * 4 * 16 + 16 + 4 + further
     assert 0 < (module(hidden) - hidden).abs().max() < 0.02
-    module = BOTTLENECKS[extension].from_config(replace(config, init_std=0), 16, 4)
+    module = BOTTLENECKS[extension](replace(config, init_std=0), 16, 4)
     assert torch.equal(module(hidden), hidden)
 
 
 def test_dropout_acts_on_the_branch_only_and_only_in_training():
-    module = Bottleneck(64, 8, dropout=0.5, init_weights=False)
+    module = Bottleneck(HoulsbyConfig(r=8, dropout=0.5, init_weights=False), 64)
     hidden = torch.randn(50, 64)
     branch = module.eval()(hidden) - hidden
     dropped = module.train()(hidden) - hidden
@@ -95,7 +95,7 @@ def test_a_further_invertible_adapter_changes_nothing_in_what_trains(
 
 @pytest.mark.parametrize("width", [16, 17])
 def test_a_coupling_is_inverted_exactly(width):
-    coupling = InvertibleCoupling(width, init_weights=False).double()
+    coupling = InvertibleCoupling(HoulsbyConfig(init_weights=False), width).double()
     hidden = torch.randn(3, 5, width, dtype=torch.float64)
     torch.testing.assert_close(
         coupling(coupling(hidden), inverse=True), hidden, atol=1e-10, rtol=1e-10
@@ -104,9 +104,9 @@ def test_a_coupling_is_inverted_exactly(width):
     for network, inputs in ((coupling.F, width - half), (coupling.G, half)):
         assert network[0].weight.shape == (inputs // 2, inputs)
         assert network[2].weight.shape == (width - inputs, inputs // 2)
-    near = InvertibleCoupling(width)(hidden.float())
+    near = InvertibleCoupling(HoulsbyConfig(), width)(hidden.float())
     assert 0 < (near - hidden).abs().max() < 0.05
-    assert InvertibleCoupling(width)(hidden.bfloat16()).dtype == torch.bfloat16
+    assert InvertibleCoupling(HoulsbyConfig(), width)(hidden.bfloat16()).dtype == torch.bfloat16
 
 
 def replica_of(module):
@@ -142,7 +142,7 @@ def test_a_copy_on_another_device_reads_through_the_norm_of_the_original():
 
 @pytest.mark.parametrize(("scaling", "size"), [("learned", 1), ("channel", 16), (4, 0)])
 def test_scaling_starts_at_one_and_is_counted(scaling, size):
-    module = Bottleneck(16, 4, scaling=scaling)
+    module = Bottleneck(HoulsbyConfig(r=4, scaling=scaling), 16)
     assert sum(weight.numel() for weight in module.parameters()) == 2 * 4 * 16 + 16 + 4 + size
     assert size == 0 or (module.scaling == 1).all()
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from houlsby_peft import Bottleneck
+from houlsby_peft import Bottleneck, HoulsbyConfig
 from houlsby_peft.kernels import bottleneck, layer_norm, rows
 
 
@@ -22,7 +22,8 @@ WIDTH, R = 24, 5
 
 def made(activation="gelu", **options):
     torch.manual_seed(0)
-    return Bottleneck(WIDTH, R, activation, init_weights=False, **options)
+    config = HoulsbyConfig(r=R, activation=activation, init_weights=False, **options)
+    return Bottleneck(config, WIDTH)
 
 
 def results(module, hidden, call):
@@ -149,7 +150,8 @@ def test_the_kernels_on_a_gpu_are_near_float64(r, activation, dtype):
     bound = 0.1 if activation == "relu" else BOUNDS[dtype]
     for shape in [(64, 128), (5, 7, 72), (1, 24)]:
         torch.manual_seed(0)
-        module = Bottleneck(shape[-1], r, activation, init_weights=False)
+        config = HoulsbyConfig(r=r, activation=activation, init_weights=False)
+        module = Bottleneck(config, shape[-1])
         hidden = torch.randn(shape, dtype=dtype)
         wide = copy.deepcopy(module).double()
         expected = results(wide, hidden.double(), wide)
@@ -167,7 +169,8 @@ def test_rows_with_weights_in_slots_on_a_gpu(dtype, r):
     bound = {torch.float32: 1e-5, **BOUNDS}[dtype]
     for shape in [(5, 32, 128), (3, 35, 72), (1, 1, 24)]:
         torch.manual_seed(0)
-        bottlenecks = [Bottleneck(shape[-1], r, init_weights=False) for _ in range(6)]
+        config = HoulsbyConfig(r=r, init_weights=False)
+        bottlenecks = [Bottleneck(config, shape[-1]) for _ in range(6)]
         nn.init.constant_(bottlenecks[1].up_proj.bias, torch.nan)
         weights, shapes = [], [weight.shape for weight in bottlenecks[0].parameters()]
         rows_of_slots = [nn.utils.parameters_to_vector(b.parameters()) for b in bottlenecks]

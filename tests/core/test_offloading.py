@@ -161,7 +161,7 @@ def test_the_device_of_weights_that_are_quantized_or_elsewhere():
 
 @pytest.mark.cuda
 def test_a_shared_bottleneck_serves_a_layer_on_another_device():
-    bottleneck = Bottleneck(8, 2, init_weights=False)
+    bottleneck = Bottleneck(HoulsbyConfig(r=2, init_weights=False), 8)
     hidden = torch.randn(3, 8)
     expected = bottleneck(hidden)
     torch.testing.assert_close(bottleneck.to("cuda")(hidden), expected)
