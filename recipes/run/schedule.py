@@ -67,12 +67,8 @@ def settle_schedule(
         steps = math.ceil(epochs * steps_per_epoch)
     if training.warmup_steps is None:
         settled.warmup_steps = warmup_of(steps)
-    if keeps_last and rows and training.process_index == 0:
-        log(
-            f"{validation_rows:,} validation examples cannot tell the best epoch: the last weights "
-            "are kept (--load_best_model_at_end)"
-        )
-    if rows and settled != training and training.process_index == 0:
+    is_left_open = training.num_train_epochs is None or training.warmup_steps is None
+    if rows and is_left_open and training.process_index == 0:
         message = (
             f"{steps:,} steps, {steps / steps_per_epoch:g} epochs; the learning rate rises for "
             f"{settled.get_warmup_steps(steps):,} steps (--num_train_epochs, --warmup_steps)"
@@ -81,6 +77,11 @@ def settle_schedule(
             message = (
                 f"at most {message}; stops after {settled.early_stopping_patience} evaluations "
                 f"without a better {settled.metric_for_best_model} (--early_stopping_patience)"
+            )
+        if keeps_last:
+            message += (
+                f"; the last weights are kept, as {validation_rows:,} validation examples cannot "
+                "tell the best epoch (--load_best_model_at_end)"
             )
         log(message)
     return settled
