@@ -105,10 +105,8 @@ def load_task(
         # A tag that is misspelled stands out by its number.
         listed = [f"{tag} {counts[number]:,}" for number, tag in enumerate(tags)]
         log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(listed)}")
-    task = TaggingTask(name="tagging", labels=tags, splits=splits)
-    if arguments.check_labels:
-        task.undivided = number_tags(data["train"], "train", tags)
-    return task
+    undivided = None if saved else number_tags(data["train"], "train", tags)
+    return TaggingTask(name="tagging", labels=tags, splits=splits, undivided=undivided)
 
 
 if __name__ == "__main__":

@@ -191,11 +191,11 @@ class TextArguments(DataArguments):
 class LabelArguments(DataArguments):
     """A data set whose labels may be checked."""
 
-    check_labels: Literal["first", "only"] | None = flag(
+    check_labels: Literal["first", "last", "only", "no"] = flag(
         metadata={"nargs": "?", "const": "first"},
-        default=None,
-        help="First list the training examples whose label is doubtful, in label_issues.csv; "
-        "'only': train nothing.",
+        default="last",
+        help="When to list the training examples whose label is doubtful, in label_issues.csv: "
+        "'last', up to 10,000 rows; 'first', as without a value; 'only': train nothing; or 'no'.",
     )
 
 

@@ -41,7 +41,7 @@ class PaperArguments(ClassificationArguments):
 
 
 def main() -> None:
-    defaults = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
+    defaults = {"output_dir": "runs/paper_tasks", "keep_repeated": True, "check_labels": "no"}
     command = parse_command(
         PaperArguments,
         ClassifierArguments,

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, concatenate_datasets
 from numpy.typing import NDArray
-from scipy.special import expit, logit, softmax
+from scipy.special import logit, softmax
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import EvalPrediction, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
@@ -33,7 +33,6 @@ from data.data import (
     locate,
     rows_of,
     rows_with_text,
-    tokenize,
     with_strings,
 )
 from data.label_column import (
@@ -127,8 +126,8 @@ class ClassificationTask(LabeledTask):
     """A classification task. Its splits have the column `label`, unless a test split has no labels.
 
     With `weights`, the loss counts each class that much. With `scale`, the mean and the standard
-    deviation of the scores, the model learns standardized scores. `frozen_states` are what the
-    baseline has read of texts: tasks on one table share them.
+    deviation of the scores, the model learns standardized scores. `frozen_states` are those of
+    the frozen encoder, by text: tasks on one table share them.
     """
 
     kind: Labels
@@ -151,39 +150,31 @@ class ClassificationTask(LabeledTask):
     def describe_labels(self) -> dict[str, Any]:
         return {**super().describe_labels(), "label_columns": self.kind.columns}
 
-    def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
+    def items_to_check(self, examples: Dataset, command: Command) -> Items:
         """Return the texts with their classes."""
-        tokens = tokenize(examples, encoder.tokenizer, self.text_columns, max_length)
-        return self._items(examples, encoder.read_texts(tokens))
-
-    def items_predicted(self, examples: Dataset, output: PredictionOutput) -> Items:
-        """Return the texts with their classes, and the probabilities of these."""
-        logits = np.asarray(output.predictions, dtype=np.float64)
-        probabilities = softmax(logits, -1) if self.problem_type == SINGLE else expit(logits)
-        return self._items(examples, probabilities)
-
-    def _items(self, examples: Dataset, values: NDArray[Any]) -> Items:
+        states = self._read_states(examples, command)
         texts = [" | ".join(parts) for parts in rows_of(examples, self.text_columns)]
         targets = np.array(list(examples["label"]), dtype=np.int64)
-        return Items(values, targets, pd.DataFrame({"row": lines_of(examples), "text": texts}))
+        return Items(states, targets, pd.DataFrame({"row": lines_of(examples), "text": texts}))
 
-    def score_baseline(self, command: Command) -> dict[str, Any]:
-        """Return the scores of a logistic regression on the mean of the frozen encoder's last
-        states, on validation.
-        """
-        # ZeRO-3 loads a model in all processes.
-        if not command.arguments.baseline or is_deepspeed_zero3_enabled():
-            return {}
-        train, validation = self.splits["train"], self.splits["validation"]
-        examples = concatenate_datasets([train, validation])
+    def _read_states(self, examples: Dataset, command: Command) -> NDArray[np.float32]:
+        """Return the mean state of each text's tokens in the frozen encoder, `(rows, width)`."""
         texts = rows_of(examples, self.text_columns)
         new = [row for row, text in enumerate(texts) if text not in self.frozen_states]
         if new:
-            encoder, max_length = FrozenEncoder.load(command, reads_last=True), self.max_length
+            encoder, max_length = FrozenEncoder.load(command), command.arguments.max_length
             tokens = self.encode(examples.select(new), "", encoder.tokenizer, max_length)
             for row, state in zip(new, encoder.read_texts(tokens), strict=True):
                 self.frozen_states[texts[row]] = state
-        states = np.stack([self.frozen_states[text] for text in texts])
+        return np.stack([self.frozen_states[text] for text in texts])
+
+    def score_baseline(self, command: Command) -> dict[str, Any]:
+        """Return the scores of a logistic regression on the frozen encoder, on validation."""
+        if not command.arguments.baseline:
+            return {}
+        train, validation = self.splits["train"], self.splits["validation"]
+        examples = concatenate_datasets([train, validation])
+        states = self._read_states(examples, command)
         targets = np.array(list(examples["label"]), dtype=np.int64)
         classifier = make_classifier().fit(states[: len(train)], targets[: len(train)])
         probabilities = classifier.predict_proba(states[len(train) :])

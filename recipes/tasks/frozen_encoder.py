@@ -42,25 +42,21 @@ def make_classifier() -> Pipeline:
 
 @dataclass(frozen=True)
 class FrozenEncoder:
-    """An encoder that is not trained.
-
-    The state of a token is its mean over all layers or, with `reads_last`, that of the last one.
-    """
+    """An encoder that is not trained. The state of a token is its mean over all layers."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     batch_size: int
-    reads_last: bool = False
 
     @classmethod
-    def load(cls, command: Command, reads_last: bool = False) -> "FrozenEncoder":
+    def load(cls, command: Command) -> "FrozenEncoder":
         """Load the encoder that a command names."""
         name, training = find_packaged(command.arguments.model_name), command.training
         model, tokenizer, _ = load_model(AutoModel, name, find_dtype(command, name))
         if model.config.is_encoder_decoder:
             model = model.get_encoder()
         batch_size = training.per_device_eval_batch_size
-        return cls(model.eval().to(training.device), tokenizer, batch_size, reads_last)
+        return cls(model.eval().to(training.device), tokenizer, batch_size)
 
     def read_texts(self, tokens: Dataset) -> States:
         """Return the mean state of the tokens of each text, of shape (texts, width)."""
@@ -101,7 +97,5 @@ class FrozenEncoder:
             batch = collate(used.select(rows).to_list())
             on_device = {name: batch[name].to(self.model.device) for name in inputs}
             layers = self.model(**on_device, output_hidden_states=True).hidden_states
-            if self.reads_last:
-                layers = layers[-1:]
             states = sum(layer.float() for layer in layers) / len(layers)
             yield rows, batch, states.cpu()

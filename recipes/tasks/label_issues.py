@@ -1,5 +1,5 @@
-"""Examples whose label is doubtful: those that a trained model contradicts or, before
-anything is trained, by confident learning (Northcutt et al. 2021, arXiv 1911.00068).
+"""Training examples whose label is doubtful, by confident learning (Northcutt et al. 2021, arXiv
+1911.00068).
 
 A linear classifier on the hidden states of the frozen encoder predicts each example after training
 on others. cleanlab then finds the labels that these predictions contradict.
@@ -9,7 +9,7 @@ import textwrap
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,11 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from tqdm import tqdm
-from transformers.trainer_utils import PredictionOutput
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from data.data import sample
 from data.exports import read_export
 from data.labels import MULTI, SINGLE, Labels
-from houlsby_peft import AdapterRecord
 from houlsby_peft.tables import (
     OTHER_NAMES,
     READ,
@@ -52,13 +51,13 @@ from run.run import (
 )
 from run.saved import Saved
 from run.trainer import RecipeTrainer
-from tasks.frozen_encoder import FrozenEncoder, Numbers, States, make_classifier
+from tasks.frozen_encoder import Numbers, States, make_classifier
 from tasks.scores import NO_CLASS
 from tasks.task import Task
 
 
 ADDED = ("suggestion", "probability")  # to the columns of a table
-MOST_ROWS = 10_000  # for what was trained and the baseline, which take seconds
+MOST_ROWS = 10_000  # for the check after training and the baseline, which then take little time
 _FOLDS = 5
 # Warnings of scikit-learn and cleanlab.
 _OF_RARE_CLASSES = ("Label .* is present in all training", "May not flag all label issues")
@@ -66,12 +65,11 @@ _SHOWN, _SHOWN_TEXT = 5, 60  # issues of the log, and characters of a text
 
 
 class Items(NamedTuple):
-    """What has labels, texts or words: the states of the encoder or, of what was trained, the
-    probabilities of the classes; the labels as numbers; and where each item is, in the columns row
-    and text and, of words, position and word.
+    """What has labels, texts or words: the states of the encoder; the labels as numbers; and where
+    each item is, in the columns row and text and, of words, position and word.
     """
 
-    values: NDArray[Any]
+    states: States
     targets: Numbers
     table: pd.DataFrame
 
@@ -85,74 +83,66 @@ class LabeledTask(Task):
     undivided: Dataset | None = None
 
     @abstractmethod
-    def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
-        """Return what is labeled in some examples, with the states of an encoder."""
-
-    @abstractmethod
-    def items_predicted(self, examples: Dataset, output: PredictionOutput) -> Items:
-        """Return what is labeled in some examples, with the probabilities that are predicted."""
+    def items_to_check(self, examples: Dataset, command: Command) -> Items:
+        """Return what is labeled in some examples."""
 
     def score_baseline(self, command: Command) -> dict[str, Any]:
         """Return the entry "baseline" of results.json, if the task has one."""
         return {}
 
     def examine(self, trainer: RecipeTrainer, command: Command) -> dict[str, Any]:
-        """Write the labels that what was trained contradicts, and score the baseline; neither for
-        many rows, a regression, or a run without validation.
+        """Write which labels are doubtful, and score the baseline; neither for many rows, a
+        regression, or a run without validation.
         """
         are_many = sum(map(len, self.splits.values())) > MOST_ROWS
         is_evaluated = trainer.args.eval_strategy != "no"
         if are_many or self.problem_type == "regression" or not is_evaluated:
             return {}
-        outputs = {}
-        for split in self.splits:  # every process predicts
-            output = trainer.predict(self.data[split], metric_key_prefix="kept")
-            if output.label_ids is not None:
-                outputs[split] = output
+        if is_deepspeed_zero3_enabled():  # which loads a model in all processes
+            return {}
 
         def work() -> dict[str, Any]:
-            items = [self.items_predicted(self.splits[split], outputs[split]) for split in outputs]
-            targets = np.concatenate([part.targets for part in items])
-            values = np.concatenate([part.values for part in items])
-            predicted = predict_targets(values, targets, trainer.record)
-            if are_no_better_than_constant(predicted, targets):
-                log("label check: no labels are listed, as one class for all would be as good")
-            else:
-                issues = find_disagreements(targets, values, predicted)
-                table = pd.concat([part.table for part in items])
-                finding = "contradicted by what was trained"
-                write_issues(finding, issues, table, targets, self.labels, command)
+            if command.arguments.check_labels == "last":
+                self.write_doubtful(command)
             return self.score_baseline(command)
 
         return dict(on_main(trainer.args, work))
 
-
-def check_labels(
-    load: Callable[[Saved | None], LabeledTask], command: Command
-) -> Callable[[Saved | None], LabeledTask] | None:
-    """Write the label issues if the command asks for it and the labels are classes; return what
-    loads the task to train on, or None if nothing is to be trained.
-    """
-    arguments, training = command.arguments, command.training
-    if arguments.check_labels is None or arguments.evaluate is not None:
-        return load
-    task = load(None)
-
-    def check() -> None:
-        frozen = FrozenEncoder.load(command)
-        examples = sample(task.undivided, arguments.max_train_samples)
-        items = task.items_to_check(examples, frozen, arguments.max_length)
-        issues = find_issues(items.values, items.targets, items.table["text"])
+    def write_doubtful(self, command: Command) -> None:
+        """Write which labels of training examples are doubtful, unless all would be guesses."""
+        examples = sample(self.undivided, command.arguments.max_train_samples)
+        items = self.items_to_check(examples, command)
+        if items.table["text"].nunique() < _FOLDS:
+            log(f"label check: fewer than {_FOLDS} different texts are not checked")
+            return
+        issues = find_issues(items.states, items.targets, items.table["text"])
         log(
             f"label check: predictions from other examples agree with {issues.accuracy:.1%} of the "
             f"labels; always the most frequent label would with {issues.constant_accuracy:.1%}"
         )
         if issues.accuracy <= issues.constant_accuracy:
-            log("note: the frozen encoder tells these labels hardly apart: these are guesses")
-        write_issues("doubtful", issues, items.table, items.targets, task.labels, command)
+            log("label check: the frozen encoder tells these labels hardly apart: none is listed")
+            issues = issues.none()
+        write_issues(issues, items.table, items.targets, self.labels, command)
+
+
+def check_labels(
+    load: Callable[[Saved | None], LabeledTask], command: Command
+) -> Callable[[Saved | None], LabeledTask] | None:
+    """Write the label issues if the command asks for it before it trains; return what loads the
+    task to train on, or None if nothing is to be trained.
+    """
+    arguments, training = command.arguments, command.training
+    if arguments.check_labels not in ("first", "only") or arguments.evaluate is not None:
+        return load
+    task = load(None)
+
+    def check() -> None:
+        task.write_doubtful(command)
         folder = Path(training.output_dir)
         if not (checkpoints(folder) or (folder / RESULTS_FILE).exists()):
             # So that the corrected table is read as this one; see `read_as_before`.
+            folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / ARGUMENTS_FILE, flags_of([arguments]))
 
     if task.problem_type == "regression":
@@ -184,6 +174,15 @@ class Issues:
     probabilities: NDArray[np.float64]
     accuracy: float
     constant_accuracy: float
+
+    def none(self) -> "Issues":
+        """Return these issues without any row."""
+        return replace(
+            self,
+            rows=self.rows[:0],
+            suggestions=self.suggestions[:0],
+            probabilities=self.probabilities[:0],
+        )
 
 
 def find_issues(states: States, targets: Numbers, texts: Sequence[Hashable]) -> Issues:
@@ -274,46 +273,7 @@ def _most_certain_first(
     )
 
 
-def predict_targets(
-    probabilities: NDArray[np.float64], targets: Numbers, record: AdapterRecord | None
-) -> Numbers:
-    """Return what a trained model predicts in the form of the targets: with several classes per
-    row, those that reach the thresholds of its record.
-    """
-    predicted: Numbers = probabilities.argmax(1)
-    if targets.ndim == 2:
-        thresholds = (record and record.thresholds) or 0.5
-        predicted = np.greater_equal(probabilities, thresholds).astype(np.int64)
-    return predicted
-
-
-def are_no_better_than_constant(predicted: Numbers, targets: Numbers) -> bool:
-    """Return whether one class for all would be right as often; with several classes per row,
-    whether all predictions are the same.
-    """
-    if targets.ndim == 1:
-        return bool((predicted == targets).sum() <= np.bincount(targets).max())
-    return bool((predicted == predicted[0]).all())
-
-
-def find_disagreements(
-    targets: Numbers, probabilities: NDArray[np.float64], predicted: Numbers
-) -> Issues:
-    """Find the targets that the predictions of a trained model contradict, the most certain first.
-
-    Targets and predictions are as for `find_issues`, the probabilities of shape (rows, classes).
-    """
-    if targets.ndim == 1:
-        is_wrong, certainty = predicted != targets, probabilities.max(1)
-    else:
-        of_flags = np.where(predicted, probabilities, 1 - probabilities)
-        certainty = np.where(predicted != targets, of_flags, 0).max(1)
-        is_wrong = (predicted != targets).any(1)
-    return _most_certain_first(is_wrong, predicted, certainty, 1 - is_wrong.mean(), 0.0)
-
-
 def write_issues(
-    finding: str,
     issues: Issues,
     table: pd.DataFrame,
     targets: Numbers,
@@ -349,7 +309,7 @@ def write_issues(
     for older in (folder / LABEL_ISSUES_LIST, *folder.glob(f"{LABEL_ISSUES}.*")):
         if older.stem in (LABEL_ISSUES, Path(LABEL_ISSUES_LIST).stem) and older != path:
             older.unlink(missing_ok=True)
-    log(f"label check: {len(found):,} of {len(targets):,} labels are {finding}: {path}")
+    log(f"label check: {len(found):,} of {len(targets):,} labels are doubtful: {path}")
     for row in found.head(_SHOWN).to_dict("records"):
         text = textwrap.shorten(row.get("word", row["text"]), _SHOWN_TEXT, placeholder="...")
         log(f"  {row['row']}: {text!r} -> {row['label']}, probably {row['suggestion']}")

@@ -10,17 +10,16 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, List, Value
 from numpy.typing import NDArray
-from scipy.special import softmax
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
     EvalPrediction,
     PreTrainedTokenizerBase,
 )
-from transformers.trainer_utils import PredictionOutput
 
 from data.data import check_fast, lines_of, locate
 from houlsby_peft.predict.tagging import find_entities, mark_entities
+from run.command import Command
 from run.edge import RecipeError
 from run.trainer import RecipeTrainer
 from tasks.frozen_encoder import FrozenEncoder
@@ -74,25 +73,13 @@ class TaggingTask(LabeledTask):
         sentences = zip(split["words"], split["tags"], strict=True)
         return tokenize_words(sentences, tokenizer, max_length)
 
-    def set_length(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        super().set_length(tokenizer, max_length)
-        self.tokenizer = tokenizer
-
-    def items_to_check(self, examples: Dataset, encoder: FrozenEncoder, max_length: int) -> Items:
+    def items_to_check(self, examples: Dataset, command: Command) -> Items:
         """Return the words with their tags."""
-        words, tokens = _number_words(examples, encoder.tokenizer, max_length)
+        encoder = FrozenEncoder.load(command)
+        words, tokens = _number_words(examples, encoder.tokenizer, command.arguments.max_length)
         numbers, states = encoder.read_words(tokens)
         words = words.iloc[numbers]
         return Items(states, words.pop("tag").to_numpy(np.int64), words)
-
-    def items_predicted(self, examples: Dataset, output: PredictionOutput) -> Items:
-        """Return the words with their tags, and the probabilities of these."""
-        words, tokens = _number_words(examples, self.tokenizer, self.max_length)
-        # The words of the rows, one after the other, as those that are predicted.
-        words = words.iloc[[number for row in tokens["labels"] for number in row if number >= 0]]
-        logits = np.asarray(output.predictions)[np.asarray(output.label_ids) != IGNORED]
-        probabilities = softmax(logits.astype(np.float64), -1)
-        return Items(probabilities, words.pop("tag").to_numpy(np.int64), words)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
         """Return the accuracy of the tags and, for entities, precision, recall and F1.

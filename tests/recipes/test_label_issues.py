@@ -16,14 +16,8 @@ from transformers import AutoModel, AutoTokenizer
 import text_classification
 import token_classification
 from demo import minimal_pairs
-from houlsby_peft import AdapterRecord
 from recipe_runs import load_texts, results_of, run, write
-from tasks.label_issues import (
-    are_no_better_than_constant,
-    find_disagreements,
-    find_issues,
-    predict_targets,
-)
+from tasks.label_issues import find_issues
 
 
 TICKETS = {
@@ -236,30 +230,6 @@ def test_corrections_and_columns_of_the_user_stay(encoder, tmp_path, capsys):
     assert "is now label_issues.1.csv" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("targets", "predicted", "expected"),
-    [
-        ([0, 0, 0, 1], [0, 0, 0, 0], True),
-        ([0, 0, 0, 1], [0, 0, 1, 1], True),
-        ([0, 0, 1, 1], [0, 0, 0, 1], False),
-        ([[1, 0], [0, 0]], [[0, 0], [0, 0]], True),
-        ([[1, 0], [0, 0]], [[0, 0], [1, 0]], False),
-    ],
-)
-def test_what_has_learned_nothing_lists_nothing(targets, predicted, expected):
-    assert are_no_better_than_constant(np.array(predicted), np.array(targets)) is expected
-
-
-def test_disagreements_by_the_thresholds_of_classes():
-    probabilities = np.array([[0.3, 0.1], [0.1, 0.6], [0.9, 0.3]])
-    targets = np.array([[1, 0], [1, 1], [1, 1]])
-    predicted = predict_targets(probabilities, targets, AdapterRecord(thresholds=[0.2, 0.5]))
-    assert predicted.tolist() == [[1, 0], [0, 1], [1, 0]]
-    issues = find_disagreements(targets, probabilities, predicted)
-    assert issues.rows.tolist() == [1, 2]
-    assert issues.probabilities.tolist() == [0.9, 0.7]
-
-
 def test_rows_without_a_label_among_several_are_noted(tmp_path, capsys):
     data = write(tmp_path / "data.csv", text=[*"abcdef"] * 5, labels=["x, y", "x", "y"] * 10)
     load_texts(data)
@@ -271,16 +241,16 @@ def test_rows_without_a_label_among_several_are_noted(tmp_path, capsys):
 
 
 def check_baseline(encoder, data, scores) -> None:
-    """The accuracy is that of a logistic regression on the mean of the encoder's last states."""
+    """The accuracy is that of a logistic regression on the mean of the encoder's states."""
     model, tokenizer = AutoModel.from_pretrained(encoder), AutoTokenizer.from_pretrained(encoder)
     task = load_texts(data)
     states = {}
     for name, split in task.splits.items():
         batch = tokenizer(list(split["text"]), padding=True, return_tensors="pt")
         with torch.no_grad():
-            last = model(**batch).last_hidden_state
-        mask = batch["attention_mask"][:, :, None]
-        states[name] = ((last * mask).sum(1) / mask.sum(1)).numpy()
+            layers = model(**batch, output_hidden_states=True).hidden_states
+        mean, mask = torch.stack(layers).mean(0), batch["attention_mask"][:, :, None]
+        states[name] = ((mean * mask).sum(1) / mask.sum(1)).numpy()
     scale = StandardScaler().fit(states["train"])
     regression = LogisticRegression(C=0.01)
     regression.fit(scale.transform(states["train"]), task.splits["train"]["label"])

@@ -19,7 +19,6 @@ from transformers import (
     EvalPrediction,
 )
 
-import houlsby_peft
 import token_classification
 from data.words import read_words
 from recipe_runs import results_of, run, save_tiny_encoder
@@ -90,23 +89,16 @@ def evaluate(data, trained, output):
 
 
 class TestRuns:
-    def test_the_words_that_the_kept_weights_contradict_are_listed(self, encoder, data, tmp_path):
-        train(encoder, data, tmp_path / "run", learning_rate=1e-2, max_steps=40)
+    def test_the_words_whose_tags_are_doubtful_are_listed(self, encoder, data, tmp_path):
+        """After training as by the check alone."""
+        train(encoder, data, tmp_path / "run")
+        train(encoder, data, tmp_path / "again", check_labels="first")
         issues = pd.read_csv(tmp_path / "run" / "label_issues_list.csv")
         columns = ["row", "text", "position", "word", "label", "suggestion", "probability"]
         assert list(issues) == columns
+        assert len(issues)
         assert issues["probability"].is_monotonic_decreasing
-        adapter, expected = houlsby_peft.load(tmp_path / "run"), []
-        for words, tags in (pair for number in range(3) for pair in sentences(48, number)):
-            batch = adapter.tokenizer([words], is_split_into_words=True, return_tensors="pt")
-            with torch.no_grad():
-                numbers = adapter.model(**batch).logits[0].argmax(-1).tolist()
-            for position, (word, tag) in enumerate(zip(words, tags, strict=True)):
-                predicted = adapter.labels[numbers[batch.word_ids().index(position)]]
-                if predicted != tag:
-                    expected.append((" ".join(words), position + 1, word, tag, predicted))
-        assert expected
-        assert sorted(issues[columns[1:6]].itertuples(index=False, name=None)) == sorted(expected)
+        assert issues.equals(pd.read_csv(tmp_path / "again" / "label_issues_list.csv"))
         with pytest.raises(RecipeError, match="Correct them in the data"):
             train(encoder, tmp_path / "run" / "label_issues_list.csv", tmp_path / "again")
 
