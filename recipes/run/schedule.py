@@ -69,15 +69,7 @@ def settle_schedule(
         settled.warmup_steps = warmup_of(steps)
     is_left_open = training.num_train_epochs is None or training.warmup_steps is None
     if rows and is_left_open and training.process_index == 0:
-        message = (
-            f"{steps:,} steps, {steps / steps_per_epoch:g} epochs; the learning rate rises for "
-            f"{settled.get_warmup_steps(steps):,} steps (--num_train_epochs, --warmup_steps)"
-        )
-        if settled.early_stopping_patience:
-            message = (
-                f"at most {message}; stops after {settled.early_stopping_patience} evaluations "
-                f"without a better {settled.metric_for_best_model} (--early_stopping_patience)"
-            )
+        message = _describe(settled, steps, steps / steps_per_epoch)
         if keeps_last:
             message += (
                 f"; the last weights are kept, as {validation_rows:,} validation examples cannot "
@@ -85,6 +77,20 @@ def settle_schedule(
             )
         log(message)
     return settled
+
+
+def _describe(settled: RecipeTrainingArguments, steps: int, epochs: float) -> str:
+    """Return how long a run trains, and when it stops."""
+    message = (
+        f"{steps:,} steps, {epochs:g} epochs; the learning rate rises for "
+        f"{settled.get_warmup_steps(steps):,} steps (--num_train_epochs, --warmup_steps)"
+    )
+    if settled.early_stopping_patience:
+        message = (
+            f"at most {message}; stops after {settled.early_stopping_patience} evaluations "
+            f"without a better {settled.metric_for_best_model} (--early_stopping_patience)"
+        )
+    return message
 
 
 def _stop_in_time(training: RecipeTrainingArguments, epochs: int, steps_per_epoch: int) -> None:
