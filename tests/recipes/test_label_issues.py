@@ -207,6 +207,28 @@ def test_a_run_may_begin_with_the_check(encoder, tmp_path, capsys):
     assert "nothing is trained" in capsys.readouterr().out, "the check does not change the run"
 
 
+def test_what_is_no_better_than_one_class_lists_nothing(encoder, tmp_path, capsys):
+    """Nine of ten labels are one class, and the others are at random texts."""
+    labels = ["a"] * 90
+    for row in random.Random(0).sample(range(90), 9):
+        labels[row] = "b"
+    texts = [f"text {number}" for number in range(90)]
+    data = write(tmp_path / "data.csv", text=texts, label=labels)
+    run(
+        text_classification, data=data, model_name=encoder, max_steps=1, output_dir=tmp_path / "run"
+    )
+    assert "none is listed" in capsys.readouterr().out
+    assert pd.read_csv(tmp_path / "run" / "label_issues.csv")["suggestion"].isna().all()
+
+
+@pytest.mark.parametrize("when", ["last", "no"])
+def test_when_labels_are_checked(when, encoder, tmp_path):
+    data = write(tmp_path / "data.csv", text=[*"abcdef"] * 5, label=[*"xyxyxy"] * 5)
+    run(text_classification, data=data, model_name=encoder, max_steps=1, check_labels=when,
+        output_dir=tmp_path / "run")  # fmt: skip
+    assert (tmp_path / "run" / "label_issues.csv").exists() is (when == "last")
+
+
 def test_corrections_and_columns_of_the_user_stay(encoder, tmp_path, capsys):
     """Also if a label was corrected, and the first table is checked again in place of it."""
     columns = {"text": [f"a {n}" for n in range(40)], "label": ["a", "b"] * 20}
