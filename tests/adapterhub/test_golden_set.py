@@ -18,6 +18,7 @@ from transformers import AutoConfig
 
 import houlsby_peft
 from adapterhub_models import CONFIGS, inputs, tiny_base, tiny_config, whole_float64
+from edited_json import edited_json
 from houlsby_peft_cli import main
 from hub_models import make_base
 
@@ -150,8 +151,8 @@ def test_without_a_head_the_adapter_fits_models_with_other_heads(case, class_nam
 @pytest.mark.parametrize("model_type", ["modernbert", "albert"])
 def test_only_base_models_that_both_libraries_adapt_alike_are_converted(model_type, tmp_path):
     shutil.copytree(GOLDEN / "bert-houlsby", tmp_path / "source")
-    file = tmp_path / "source/adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
+    with edited_json(tmp_path / "source/adapter_config.json") as config:
+        config["model_type"] = model_type
     AutoConfig.for_model(model_type, hidden_size=16).save_pretrained(tmp_path / "base")
     with pytest.raises(houlsby_peft.AdapterError, match=model_type):
         houlsby_peft.convert(tmp_path / "source", tmp_path / "new", base_model=tmp_path / "base")

@@ -12,6 +12,7 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from answers import near
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HoulsbyConfig, HubError, StateCache, TaskBank, ablate, load
 from hub_models import WORDS, make_adapter, make_base
 from model_states import assert_same_tensors, state_of
@@ -244,12 +245,11 @@ def test_another_adapter_than_in_training_is_refused(common, tmp_path, change):
         save_file({key: 2 * weight for key, weight in load_file(file).items()}, file)
     else:
         path = tmp_path / "common_0" if change == "activation" else folder
-        fields = json.loads(file_of(path).read_text())
-        if change == "no record":
-            del fields["recorded"]["beneath"]
-        else:
-            fields |= {"beneath": common[1]} if change == "other" else {"activation": "relu"}
-        file_of(path).write_text(json.dumps(fields))
+        with edited_json(file_of(path)) as fields:
+            if change == "no record":
+                del fields["recorded"]["beneath"]
+            else:
+                fields |= {"beneath": common[1]} if change == "other" else {"activation": "relu"}
     with pytest.raises(AdapterError, match="that it was trained on"):
         PeftModel.from_pretrained(tiny_bert(), folder)
     with pytest.raises(AdapterError, match="that it was trained on"):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from peft import LoraConfig, PeftConfig, TaskType, get_peft_model
 
+from edited_json import edited_json
 from houlsby_peft import HoulsbyConfig
 from model_states import trained_names
 from tiny_models import tiny_bert
@@ -80,10 +79,8 @@ def test_defaults_are_the_papers():
 
 def test_an_option_of_a_later_version_is_left_out(tmp_path):
     HoulsbyConfig(r=8).save_pretrained(tmp_path)
-    file = tmp_path / "adapter_config.json"
-    file.write_text(
-        json.dumps({**json.loads(file.read_text()), "gated": True, "peft_version": "99.0"})
-    )
+    with edited_json(tmp_path / "adapter_config.json") as fields:
+        fields |= {"gated": True, "peft_version": "99.0"}
     with pytest.warns(UserWarning, match="gated"):
         assert PeftConfig.from_pretrained(str(tmp_path)).r == 8
 

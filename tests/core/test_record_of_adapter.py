@@ -15,6 +15,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from transformers import BartConfig, BartForSequenceClassification
 
+from edited_json import edited_json
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, ablate, prune
 from houlsby_peft.placement.places import find_places
 from houlsby_peft.placement.table import ARCHITECTURES, Stack, SubLayer
@@ -179,10 +180,8 @@ REFUSED = {
 def test_a_record_that_this_package_does_not_write_is_refused(case, tmp_path):
     options, change, word = REFUSED[case]
     get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options)).save_pretrained(tmp_path)
-    file = tmp_path / "adapter_config.json"
-    fields = json.loads(file.read_text())
-    change(fields["recorded"])
-    file.write_text(json.dumps(fields))
+    with edited_json(tmp_path / "adapter_config.json") as fields:
+        change(fields["recorded"])
     with pytest.raises((TypeError, ValueError), match=word):
         PeftModel.from_pretrained(tiny_bert(), tmp_path)
 

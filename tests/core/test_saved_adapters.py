@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import houlsby_peft
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HubError
 from houlsby_peft.saved.adapter import SavedAdapter
 from hub_models import LABELS, TEXTS, make_adapter
@@ -89,8 +90,8 @@ def test_patterns_of_a_saved_adapter_are_never_matched(fields, adapter, good):
     """Some patterns take a time that is exponential in the length of a name; the places are
     recorded.
     """
-    path = adapter / CONFIG
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with edited_json(adapter / CONFIG) as config:
+        config |= fields
     start = time.process_time()
     assert answers(adapter) == answers(good)
     assert time.process_time() - start < 20
@@ -176,9 +177,8 @@ def test_weights_that_the_adapter_brings_or_does_not_use_may_be_lacking(base, tm
     perturb(vectors)
     vectors.save_pretrained(tmp_path / "vectors")
     caplog.clear()
-    config = json.loads((tmp_path / "vectors" / CONFIG).read_text())
-    config["recorded"]["heads"] = []
-    (tmp_path / "vectors" / CONFIG).write_text(json.dumps(config))
+    with edited_json(tmp_path / "vectors" / CONFIG) as config:
+        config["recorded"]["heads"] = []
     saved = load_file(tmp_path / "vectors" / WEIGHTS)
     bottlenecks = {key: weight for key, weight in saved.items() if "pooler" not in key}
     save_file(bottlenecks, tmp_path / "vectors" / WEIGHTS, metadata={"format": "pt"})

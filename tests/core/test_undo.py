@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from edited_json import edited_json
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyModel
 from houlsby_peft.heads.head import HoulsbyHead
 from model_states import state_of, trained_names
@@ -122,8 +123,8 @@ def test_an_adapter_that_cannot_be_replaced_stays(monkeypatch):
 def test_a_failed_adapter_that_reads_the_residual_input_leaves_no_reader(tmp_path):
     parallel = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, kind="parallel"))
     parallel.save_pretrained(tmp_path)
-    file = tmp_path / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"r": 5}))
+    with edited_json(tmp_path / "adapter_config.json") as config:
+        config["r"] = 5
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
     with pytest.raises(ValueError, match="fit"):
         model.load_adapter(tmp_path, "parallel")

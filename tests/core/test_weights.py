@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 import houlsby_peft
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
 from hub_models import TEXTS, make_adapter
 from model_states import assert_same_tensors, state_of, tensors_of
@@ -46,8 +46,8 @@ def becomes(key, change):
 
 def config(**fields):
     def edit(folder):
-        file = folder / "adapter_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+        with edited_json(folder / "adapter_config.json") as content:
+            content |= fields
 
     return edit
 

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from architecture_cases import CASES, OF_LADDERS
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, export_onnx
 from houlsby_peft.export.parts import Encoder, LadderWithHead
 from houlsby_peft.method.tuner_layer import record_of
@@ -184,10 +185,8 @@ def test_tasks_without_a_common_encoder_are_refused(adapters, base, tmp_path):
     assert "'topic' and 'alone' differ" in message
 
     shutil.copytree(tmp_path / "alone", tmp_path / "short")
-    file = tmp_path / "short" / "adapter_config.json"
-    content = json.loads(file.read_text())
-    content["recorded"]["max_length"] = 8
-    file.write_text(json.dumps(content))
+    with edited_json(tmp_path / "short" / "adapter_config.json") as config:
+        config["recorded"]["max_length"] = 8
     message = refused({"alone": tmp_path / "alone", "short": tmp_path / "short"}, tmp_path / "out")
     assert "length of texts; 'alone' and 'short' differ" in message
 

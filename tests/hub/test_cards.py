@@ -26,6 +26,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.errors import shortened
 from houlsby_peft.hub import card as cards
@@ -495,10 +496,9 @@ def elements(markdown_it, text):
 
 def card_with(words, folder):
     """The card of an adapter and a run in which everything from outside is called like this."""
-    path = folder / "adapter_config.json"
-    fields = json.loads(path.read_text())
-    fields["recorded"]["id2label"] = {"0": words, "1": "b"}
-    path.write_text(json.dumps(fields | {"id2label": None, "revision": words}))
+    with edited_json(folder / "adapter_config.json") as config:
+        config["recorded"]["id2label"] = {"0": words, "1": "b"}
+        config |= {"id2label": None, "revision": words}
     names = {"name": words, "config": words, "split": words, "rows": {words: 3}}
     run = {
         **RUN,

@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import houlsby_peft
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HubError
 from houlsby_peft_cli import main
 from hub_models import BASE, TEXTS, make_adapter
@@ -137,9 +138,8 @@ def test_labels_and_errors_change_nothing_in_a_terminal(base, tmp_path, capsys):
     """ESC and CSI begin commands of a terminal, and U+202E turns the text after it around."""
     labels = ["\x1b[31mred", "\x9b2Jgone", "\u202etxet"]
     folder = make_adapter(tmp_path / "adapter", base, str(base))
-    path = folder / "adapter_config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"id2label": dict(enumerate(labels))}))
+    with edited_json(folder / "adapter_config.json") as config:
+        config["id2label"] = dict(enumerate(labels))
     main(["predict", str(folder), "--top-k", "3", TEXTS[0][0]])
     printed = capsys.readouterr().out
     assert not {"\x1b", "\x9b", "\u202e"} & set(printed)

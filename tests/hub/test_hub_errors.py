@@ -16,6 +16,7 @@ from peft import get_peft_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import houlsby_peft
+from edited_json import edited_json
 from houlsby_peft import HoulsbyConfig, HubError
 from hub_models import BASE, make_adapter, make_base
 from local_hub import Fault
@@ -115,8 +116,8 @@ def test_each_mistake_gives_one_clear_line(hub, base, adapter, tmp_path):
     hub.add("other/private", adapter, private=True)
     hub.add("user/baseless", make_adapter(tmp_path / "baseless", base, "org/no-such-model"))
     recorded = make_adapter(tmp_path / "recorded", base)
-    path = recorded / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": "0" * 40}))
+    with edited_json(recorded / "adapter_config.json") as config:
+        config["revision"] = "0" * 40
     hub.add("user/recorded", recorded)
     hub.add("org/mirror", base)
     other_base = make_base(tmp_path / "other", seed=9)

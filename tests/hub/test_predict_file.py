@@ -17,6 +17,7 @@ import pytest
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 import houlsby_peft
+from edited_json import edited_json
 from houlsby_peft.tables import read_table, write_table
 from houlsby_peft_cli import main
 from hub_models import LABELS, TEXTS, make_adapter, save_adapter
@@ -233,10 +234,8 @@ def test_a_pair_comes_from_two_columns_and_needs_one_of_its_texts(
 def with_record(adapter: Path, folder: Path, *columns: str) -> Path:
     """A copy of an adapter that records the columns of its training."""
     shutil.copytree(adapter, folder)
-    path = folder / "adapter_config.json"
-    fields = json.loads(path.read_text())
-    fields["recorded"]["text_columns"] = list(columns)
-    path.write_text(json.dumps(fields))
+    with edited_json(folder / "adapter_config.json") as config:
+        config["recorded"]["text_columns"] = list(columns)
     return folder
 
 

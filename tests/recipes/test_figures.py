@@ -24,6 +24,7 @@ from transformers import Trainer, TrainingArguments
 import figure
 import glue
 from demo import minimal_pairs
+from edited_json import edited_json
 from figures import compare, curves, init_scale, robustness, stability, tradeoff
 from figures.drawing import show_counts
 from figures.finished_run import load_run
@@ -162,13 +163,9 @@ class TestTradeoff:
         """Here and in `compare`, adapters are compared on one task, and LoRA on both."""
         for method, score in (("full", 0.9), ("houlsby", 0.8), ("lora", 0.7)):
             for task in ("rte", "cola"):
-                path = finished_run(task, method, 0, score) / "results.json"
-                rows = 40 if (method, task) == ("houlsby", "cola") else 408
-                results = {
-                    **json.loads(path.read_text()),
-                    "dataset": {"rows": {"validation": rows}},
-                }
-                path.write_text(json.dumps(results))
+                with edited_json(finished_run(task, method, 0, score) / "results.json") as results:
+                    rows = 40 if (method, task) == ("houlsby", "cola") else 408
+                    results["dataset"] = {"rows": {"validation": rows}}
         points = draw("tradeoff", tmp_path)
         assert {point["series"] for point in points} == {"LoRA", "full fine-tuning"}
         assert "left out, as full fine-tuning has other data of CoLA" in capsys.readouterr().out

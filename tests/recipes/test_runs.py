@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import random
 import shutil
@@ -23,6 +22,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 import glue
 import killed_runs
+from edited_json import edited_json
 from killed_runs import forked, status_of
 from recipe_runs import results_of, run, write
 from run import progress
@@ -171,9 +171,9 @@ class TestTheSameRun:
         elsewhere = dict(flags)
         for name in ("data_dir", "model_name"):
             elsewhere[name] = shutil.copytree(flags[name], tmp_path / name)
-        arguments = json.loads((folder / "arguments.json").read_text())
-        del arguments["adam_epsilon"], arguments["lr_scheduler_kwargs"]
-        (folder / "arguments.json").write_text(json.dumps({**arguments, "gone": 3}))
+        with edited_json(folder / "arguments.json") as arguments:
+            del arguments["adam_epsilon"], arguments["lr_scheduler_kwargs"]
+            arguments["gone"] = 3
         untouched = times(folder)
         run(glue, **elsewhere, max_steps=12, output_dir=folder)
         assert times(folder) == untouched

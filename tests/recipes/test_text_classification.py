@@ -30,6 +30,7 @@ from answers import near
 from data.labels import MULTI
 from decoders import save_gpt2
 from demo import minimal_pairs
+from edited_json import edited_json
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
 from recipe_runs import logits_of, results_of, run, write
@@ -212,8 +213,8 @@ class TestDecodersWithoutAPadToken:
             ("config.json", {"pad_token_id": pad_of_model}),
             ("tokenizer_config.json", {"padding_side": "left"}),
         ):
-            content = json.loads((base / name).read_text())
-            (base / name).write_text(json.dumps({**content, **field}))
+            with edited_json(base / name) as content:
+                content |= field
         texts = ["fine film", "he said so . who ?", "a fine film he said", "said so <eos>", "who"]
         data = write(tmp_path / "train.csv", text=texts * 8, label=[0, 1, 0, 1, 1] * 8)
         test = write(tmp_path / "test.csv", text=texts)

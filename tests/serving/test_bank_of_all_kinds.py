@@ -4,7 +4,6 @@ while it runs.
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import threading
@@ -24,6 +23,7 @@ from transformers import (
 
 import houlsby_peft
 from answers import near
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HubError, TaskBank, TaskSource
 from hub_models import WORDS, make_adapter, save_adapter
 
@@ -286,9 +286,8 @@ def test_a_tokenizer_whose_numbers_are_huge_is_refused_at_once(base, folders, tm
     """The tokenizers library would write a line for each number below the largest one."""
     folder = make_adapter(tmp_path / "huge", base, str(base))
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    whole = json.loads((folder / "tokenizer.json").read_text())
-    whole["model"]["vocab"]["town"] = 2**31
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    with edited_json(folder / "tokenizer.json") as tokenizer:
+        tokenizer["model"]["vocab"]["town"] = 2**31
     bank = TaskBank({"topic": folders["topic"], "huge": folder})
     start = time.perf_counter()
     for load in (lambda: houlsby_peft.load(folder), lambda: bank.predict([("huge", WORDS[0])])):

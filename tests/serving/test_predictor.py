@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import houlsby_peft
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
 from houlsby_peft.predict.questions import Question, cut_arguments
 from hub_models import WORDS, make_adapter, save_adapter
@@ -77,9 +78,8 @@ def test_inputs_may_be_generated_and_others_are_refused(base, tmp_path):
 )
 def test_pairs_and_single_texts_are_not_mixed_up(columns, wrong, word, base, tmp_path):
     adapter = make_adapter(tmp_path / "a", base)
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    config["recorded"]["text_columns"] = columns
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    with edited_json(adapter / "adapter_config.json") as config:
+        config["recorded"]["text_columns"] = columns
     predictor = houlsby_peft.load(adapter, base_model=str(base))
     with pytest.raises(ValueError, match=word):
         predictor.predict([wrong])

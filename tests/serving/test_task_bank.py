@@ -5,7 +5,6 @@ whatever fails.
 from __future__ import annotations
 
 import gc
-import json
 import random
 import sys
 import threading
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertTokenizer
 
 from answers import near
+from edited_json import edited_json
 from houlsby_peft import AdapterError, HubError, TaskBank, TaskSource, load
 from hub_models import WORDS, make_adapter, make_base, save_adapter
 from model_states import state_of
@@ -248,9 +248,8 @@ def with_damaged_weights(folder, base):
 
 def with_more_tokens_than_saved(folder, base):
     make_adapter(folder, base, str(base), trainable_token_indices=[7, 9])
-    path = folder / "adapter_config.json"
-    fields = json.loads(path.read_text()) | {"trainable_token_indices": [7, 9, 11]}
-    path.write_text(json.dumps(fields))
+    with edited_json(folder / "adapter_config.json") as config:
+        config["trainable_token_indices"] = [7, 9, 11]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ three classes.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from peft import PeftModel, get_peft_model
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, BertTokenizer
 
+from edited_json import edited_json
 from houlsby_peft import HoulsbyConfig
 from tiny_models import perturb
 
@@ -80,7 +80,6 @@ def make_adapter(
     """
     names = {"task_type": "SEQ_CLS", "id2label": dict(enumerate(LABELS))}
     save_adapter(folder, base, head={"num_labels": 3}, seed=seed, **names, **options)
-    path = folder / "adapter_config.json"
-    fields = json.loads(path.read_text()) | {"base_model_name_or_path": base_name}
-    path.write_text(json.dumps(fields))
+    with edited_json(folder / "adapter_config.json") as config:
+        config["base_model_name_or_path"] = base_name
     return folder
