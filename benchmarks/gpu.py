@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import memory
 import mixed
+from houlsby_peft.kernels.capture import capture
 from methods import FLOOR, FULL, LORA_ALL, METHODS, NO_NORMS, OURS, OURS_BF16
 from models import build, inputs
 from report import Rows, table
@@ -341,9 +342,7 @@ def graphed(
         for _ in range(3):
             call(static)
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = call(static)
+    graph, output = capture(partial(call, static))
 
     def replay() -> torch.Tensor:
         static.copy_(ids)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import AuxiliaryTrainingWrapper, TrainableTokensWrapper
 from torch import nn
@@ -24,7 +23,7 @@ from .heads.loss import hook_loss
 from .heads.tasks import label_facts, warn_of_other_labels
 from .method.ladder import Rungs
 from .method.layer import HoulsbyLayer, HoulsbyLayerNorm
-from .method.modules import hold_batch_norms, wrapped_modules
+from .method.modules import base_model_of, hold_batch_norms, wrapped_modules
 from .method.residual import SkipConnection
 from .method.tuner_layer import HoulsbyTunerLayer, batch_of, state_of
 from .placement.plan import Plan
@@ -62,7 +61,7 @@ class HoulsbyModel(BaseTuner):
         **kwargs: Any,
     ) -> None:
         # A notebook's cell that runs again passes a `PeftModel`. PEFT warns about it.
-        base: Any = _base(model)
+        base: Any = base_model_of(model)
         configs: dict[str, Any] = getattr(base, "peft_config", {})
         configs_before = dict(configs)
         try:
@@ -444,7 +443,7 @@ class HoulsbyModel(BaseTuner):
         """Name the weights of a file as in this model, and refuse those that do not fit."""
         own = own_names(adapter_name)
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
-        encoder = getattr(_base(model), "base_model_prefix", "")
+        encoder = getattr(base_model_of(model), "base_model_prefix", "")
         weights = name_for_model(state_dict, expected, adapter_name, encoder)
         check_tensors(expected, weights, f"adapter {adapter_name!r}")
         return weights
@@ -491,10 +490,6 @@ class HoulsbyModel(BaseTuner):
             yield
 
 
-def _base(model: nn.Module) -> nn.Module:
-    return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
 def _renew_labels(model: nn.Module, config: HoulsbyConfig, adapter_name: str) -> AdapterRecord:
     """Return an adapter's record with the base model's labels as they are now, if it has no others:
     the user may have renamed them.
@@ -502,7 +497,7 @@ def _renew_labels(model: nn.Module, config: HoulsbyConfig, adapter_name: str) ->
     records = state_of(model).records
     record = records[adapter_name]
     if record.has_labels_of_base:
-        base = _base(model)
+        base = base_model_of(model)
         facts = label_facts(config, getattr(base, "_orig_mod", base))  # of a compiled one
         facts["problem_type"] = facts["problem_type"] or record.problem_type
         record = records[adapter_name] = replace(record, **facts)

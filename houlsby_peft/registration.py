@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from peft.tuners.tuners_utils import BaseTuner
 
 
+# Its methods are replaced, which mypy would refuse.
+_PEFT_MODEL: Any = PeftModel
 NAME = "houlsby"
 PREFIX = "houlsby_"
+# Whether `PeftModel.load_adapter` is running in this thread.
+LOADS_BY_PEFT: ContextVar[bool] = ContextVar("loads by PEFT", default=False)
+# Whether `PeftModel.from_pretrained` is.
+_CREATES_MODEL: ContextVar[bool] = ContextVar("creates a model", default=False)
 
 
 def houlsby_peft_type() -> PeftType:
@@ -65,7 +71,7 @@ def replace_template(write_card: Callable[[Path, Sequence[str]], None]) -> None:
     `HoulsbyConfig.save_pretrained`, which it calls last, writes it. The Trainer asks for the card
     of an adapter that is saved.
     """
-    original = _original(PeftModel, "create_or_update_model_card")
+    original = _PEFT_MODEL.create_or_update_model_card
 
     @wraps(original)
     def create_or_update_model_card(self: PeftModel, output_dir: str) -> None:
@@ -78,7 +84,7 @@ def replace_template(write_card: Callable[[Path, Sequence[str]], None]) -> None:
         if Path(output_dir, CONFIG_NAME).is_file():
             write_card(Path(output_dir), tags)
 
-    _replace(PeftModel, create_or_update_model_card, original)
+    _PEFT_MODEL.create_or_update_model_card = create_or_update_model_card
 
 
 def undo_failed_loads() -> None:
@@ -88,14 +94,14 @@ def undo_failed_loads() -> None:
     the weights of a file, but keep the options and labels: `HoulsbyModel.check_same` refuses that
     if these differ.
     """
-    load_adapter_of_peft = _original(PeftModel, "load_adapter")
-    from_pretrained_of_peft = _original(PeftModel, "from_pretrained")
+    load_adapter_of_peft = _PEFT_MODEL.load_adapter
+    from_pretrained_of_peft = _PEFT_MODEL.from_pretrained.__func__
 
-    @wraps(from_pretrained_of_peft.__func__)
+    @wraps(from_pretrained_of_peft)
     def from_pretrained(cls: type[PeftModel], *args: Any, **kwargs: Any) -> PeftModel:
         token = _CREATES_MODEL.set(True)
         try:
-            return from_pretrained_of_peft.__func__(cls, *args, **kwargs)  # type: ignore[no-any-return]
+            return from_pretrained_of_peft(cls, *args, **kwargs)  # type: ignore[no-any-return]
         finally:
             _CREATES_MODEL.reset(token)
 
@@ -125,8 +131,8 @@ def undo_failed_loads() -> None:
         finally:
             LOADS_BY_PEFT.reset(token)
 
-    _replace(PeftModel, load_adapter, load_adapter_of_peft)
-    _replace(PeftModel, classmethod(from_pretrained), from_pretrained_of_peft)
+    _PEFT_MODEL.load_adapter = load_adapter
+    _PEFT_MODEL.from_pretrained = classmethod(from_pretrained)
 
 
 def let_adapters_lack_tokens() -> None:
@@ -135,7 +141,7 @@ def let_adapters_lack_tokens() -> None:
     PEFT's other wrappers allow that.
     """
     for name in ("adapter_state_dict", "adapter_state_dict_load_map"):
-        original = _original(TrainableTokensWrapper, name)
+        original = getattr(TrainableTokensWrapper, name)
 
         @wraps(original)
         def of_adapter(self: Any, name: str, *args: Any, original: Any = original) -> Any:
@@ -143,25 +149,4 @@ def let_adapters_lack_tokens() -> None:
                 return {}
             return original(self, name, *args)
 
-        _replace(TrainableTokensWrapper, of_adapter, original)
-
-
-# Whether `PeftModel.load_adapter` is running in this thread; the same after a reload.
-LOADS_BY_PEFT: ContextVar[bool] = getattr(
-    PeftModel, "houlsby_loads", ContextVar("loads by PEFT", default=False)
-)
-PeftModel.houlsby_loads = LOADS_BY_PEFT  # type: ignore[attr-defined]
-# Whether `PeftModel.from_pretrained` is running in this thread.
-_CREATES_MODEL: ContextVar[bool] = ContextVar("creates a model", default=False)
-
-
-def _original(cls: type, name: str) -> Any:
-    """Return a method of PEFT's class, also if an earlier import has replaced it."""
-    method = cls.__dict__[name]
-    return getattr(method, "houlsby_original", method)
-
-
-def _replace(cls: type, method: Any, original: Any) -> None:
-    """Put a method in the place of PEFT's own, which it remembers."""
-    method.houlsby_original = original
-    setattr(cls, method.__name__, method)
+        setattr(TrainableTokensWrapper, name, of_adapter)

@@ -15,13 +15,13 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..heads.head import HoulsbyHead
+from ..method.modules import first_tensor
 from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, activate, batch_of
 from .fan_out import FanOut
 from .heads import head_key, head_of_rows
 from .parts import (
     Part,
     common_adapter,
-    first_tensor,
     join,
     only_name_of,
     run_adapter,

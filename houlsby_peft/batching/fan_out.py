@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
 import torch
@@ -31,12 +31,6 @@ from .parts import common_adapter, select_rows
 
 # What holds the output of inner modules, which would have one row per text.
 _COLLECTED = ("output_attentions", "output_hidden_states", "output_router_logits")
-
-
-class _BatchOfPairs(Batch, Protocol):
-    """A batch that knows whether unlike adapters have run: the pairs of a text may then differ."""
-
-    is_changed: bool
 
 
 class FanOut:
@@ -78,9 +72,7 @@ class FanOut:
         return select_rows(value, self._text, self.texts)
 
     @contextmanager
-    def attach(
-        self, model: nn.Module, batch: _BatchOfPairs, batches: Mapping[int, Batch]
-    ) -> Iterator[None]:
+    def attach(self, model: nn.Module, batch: Any, batches: Mapping[int, Batch]) -> Iterator[None]:
         """Within this context, repeat the texts that a model is called with, and run its lower
         layers once per text.
 

@@ -139,14 +139,6 @@ def select_rows(value: Any, index: torch.Tensor | slice | None, rows: int) -> An
     return value
 
 
-def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
-    """Return the first tensor with a dimension."""
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.dim():
-            return value
-    return None
-
-
 def join(layer: nn.Module, outputs: Sequence[Any], parts: Sequence[Part]) -> Any:
     """Return one output with all rows, from outputs of the shapes `(rows of a part, ...)`.
 

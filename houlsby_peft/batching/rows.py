@@ -21,8 +21,9 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..errors import AdapterError
+from ..method.modules import first_tensor
 from ..method.tuner_layer import BASE, Batch, HoulsbyTunerLayer, activate
-from .parts import first_tensor, run_adapter, select_rows
+from .parts import run_adapter, select_rows
 
 
 _IMAGES = "inputs beside the texts, such as images, may belong to any row"

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from ..method.modules import layers_around
+from ..method.modules import base_model_of, layers_around
 from ..method.tuner_layer import HoulsbyTunerLayer, state_of
 from ..placement.view import View
 from ..saved.record import Place, fold_places
@@ -42,7 +41,7 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
         ValueError: The model has no Houlsby adapter, or none of its adapters has a bottleneck in
             one of the layers.
     """
-    base = _find_base_model(model)
+    base = base_model_of(model)
     bypassed: list[tuple[HoulsbyTunerLayer, bool]] = []
     for key, place in _select_layers(_find_all_places(base), set(layers)).items():
         if place.is_norm and keep_norms:
@@ -62,7 +61,7 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
 
 def find_adapted_layers(model: nn.Module) -> list[int]:
     """Return the indices of the layers with a bottleneck, in ascending order."""
-    return sorted(_layers_with_bottleneck(_find_all_places(_find_base_model(model))))
+    return sorted(_layers_with_bottleneck(_find_all_places(base_model_of(model))))
 
 
 def prune(
@@ -111,13 +110,6 @@ def prune(
     places = fold_places(remaining.values(), View(tuner.model).encoder)
     pruned = config.derived(replace(record, places=places), layers_to_transform=left)
     add_derived(tuner, adapter_name, pruned, source, weights_of(tuner.model, source))
-
-
-def _find_base_model(model: nn.Module) -> nn.Module:
-    """Return the base model, no matter how adapters were added to it."""
-    if isinstance(model, PeftModel):
-        return model.get_base_model()
-    return model.model if isinstance(model, BaseTuner) else model
 
 
 def _find_all_places(base: nn.Module) -> dict[str, Place]:

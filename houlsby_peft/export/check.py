@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ..predict.predictor import Predictor
-from ..predict.questions import Input, Question, Reader
+from ..predict.questions import Input, Question
+from ..predict.readers import Reader
 from ..predict.task_bank import TaskBank
 from .onnx_files import ENCODER_FILE, MODEL_FILE, quantized
 

@@ -25,7 +25,7 @@ from ..method.tuner_layer import HoulsbyTunerLayer
 from ..predict.base_model import label_arguments
 from ..predict.load import load
 from ..predict.predictor import Predictor
-from ..predict.questions import cut_arguments
+from ..predict.readers import cut_arguments
 from ..predict.task_bank import TaskBank
 from ..saved.record import Place
 from .parts import Encoder, LadderWithHead, Tensors, Whole

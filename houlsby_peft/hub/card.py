@@ -20,9 +20,8 @@ import transformers
 from huggingface_hub import ModelCard, ModelCardData, constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-from peft import PeftConfig
 
-from ..config import HoulsbyConfig
+from ..config import OPTIONS, HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TaskKind
 from ..saved.adapter import SavedAdapter
@@ -171,7 +170,7 @@ def _values_of_adapter(
     labels = list((saved.record.id2label or {}).values())
     is_tagger = task is not None and task.pipeline == "token-classification"
     has_several_classes = is_tagger or saved.record.problem_type == "multi_label_classification"
-    trained = sum(saved.sizes.values())
+    trained = sum(count_parameters(saved).values())
     share = f"{trained / total:.1%}" if total else ""
     # `load` reads texts with it; an encoder of images has a task head as well.
     class_name = str((saved.config.auto_mapping or {}).get("base_model_class"))
@@ -288,9 +287,9 @@ def base_facts(record: AdapterRecord) -> dict[str, Any]:
 def count_parameters(saved: SavedAdapter) -> dict[str, int]:
     """Count the parameters of each kind in an adapter's file."""
     counts = dict.fromkeys(_KINDS, 0)
-    for key, size in saved.sizes.items():
+    for key, shape in saved.shapes.items():
         kinds = [kind for part, kind in _KIND_BY_PART.items() if part in key]
-        counts[kinds[0] if kinds else _HEAD] += size
+        counts[kinds[0] if kinds else _HEAD] += shape.numel()
     return {kind: size for kind, size in counts.items() if size}
 
 
@@ -299,13 +298,12 @@ def changed_options(config: HoulsbyConfig) -> dict[str, Any]:
     are no options.
     """
     default = HoulsbyConfig()
-    left_out = {field.name for field in fields(PeftConfig)} | _DESCRIBED
     options = {}
     for field in fields(HoulsbyConfig):
-        value = getattr(config, field.name)
-        is_changed = field.name == "r" or value != getattr(default, field.name)
-        if field.init and field.name not in left_out and is_changed:
-            options[field.name] = value
+        if field.init and field.name in OPTIONS - _DESCRIBED:
+            value = getattr(config, field.name)
+            if field.name == "r" or value != getattr(default, field.name):
+                options[field.name] = value
     return options
 
 

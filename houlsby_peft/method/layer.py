@@ -9,7 +9,7 @@ from torch import nn
 
 from ..kernels import door
 from .ladder import Ladder, Rungs, add_branches
-from .modules import cast, copy_of, hidden_states_of
+from .modules import cast, copy_of, first_tensor
 from .residual import SkipConnection
 from .tuner_layer import HoulsbyTunerLayer, ModelState, batch_of
 
@@ -229,6 +229,6 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         normalized = door.normalize(norm, args, kwargs)
         if normalized is not None:
             return normalized
-        hidden = hidden_states_of(args, kwargs)
+        hidden = first_tensor((*args, *kwargs.values()))
         args, kwargs = cast((args, kwargs), norm.weight.dtype)  # type: ignore[arg-type]
         return cast(norm(*args, **kwargs), hidden.dtype)

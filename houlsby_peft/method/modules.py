@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
 import torch
-from accelerate.utils import align_module_device
-from peft.tuners.tuners_utils import BaseTunerLayer
+from accelerate.utils import align_module_device, recursively_apply
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from peft.utils.integrations import gather_params_ctx
 from torch import nn
@@ -20,6 +21,13 @@ from torch.utils.hooks import RemovableHandle
 _WRAPPERS = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 # The attributes that accelerate's hooks set on a module.
 _HOOK_ATTRIBUTES = ("_hf_hook", "_old_forward", "forward")
+
+
+def base_model_of(model: nn.Module) -> nn.Module:
+    """Return the base model, no matter how adapters were added to it."""
+    if isinstance(model, PeftModel):
+        return model.get_base_model()
+    return model.model if isinstance(model, BaseTuner) else model
 
 
 def base_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -79,23 +87,23 @@ def is_in_any(name: str, outer_names: Collection[str]) -> bool:
     return any(is_inside(name, outer) for outer in outer_names)
 
 
-def hidden_states_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Return the first tensor among the arguments of a layer, whatever the model calls it."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
+def first_tensor(values: Iterable[Any]) -> Any:
+    """Return the first tensor with a dimension, as hidden states are among the arguments of a
+    layer, whatever the model calls them; None without one.
+    """
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim():
             return value
-    raise TypeError("A layer of the model was called without hidden states.")
+    return None
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast the floating-point tensors inside arguments or results."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if type(value) in (tuple, list):
-        return type(value)(cast(item, dtype) for item in value)
-    if type(value) is dict:
-        return {key: cast(item, dtype) for key, item in value.items()}
-    return value
+    return recursively_apply(_cast_tensor, value, dtype)
+
+
+def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def copy_of(module: nn.Module) -> nn.Module:

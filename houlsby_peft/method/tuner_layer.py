@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from ..saved.record import BENEATH, AdapterRecord
-from .modules import device_of, dtype_of, hidden_states_of
+from .modules import device_of, dtype_of, first_tensor
 
 
 # What has sizes of other names than a linear layer's.
@@ -250,7 +250,7 @@ class HoulsbyTunerLayer(KeepsFrozen, BaseTunerLayer):
         """Give what enters this module to the layers whose bottlenecks may read it."""
         for layer in self.residual_users:
             if not layer.disable_adapters:
-                layer.hear(self.rung, hidden_states_of(args, kwargs))
+                layer.hear(self.rung, first_tensor((*args, *kwargs.values())))
 
     def cast_to_base(self, adapter_name: str) -> None:
         """Cast an adapter's weights to the dtype of the base model."""

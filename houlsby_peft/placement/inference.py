@@ -23,20 +23,19 @@ is no difference.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
 from statistics import mode
 
 from torch import nn
+from transformers.utils import logging
 
 from ..method.modules import is_in_any, is_inside
 from ..saved.record import fold_indices, full_name
 from .table import Layers, SubLayer
 
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 _ATTENTION = re.compile(r"attention|attn|^(att|[sc]a|mh?s?a)$", re.IGNORECASE)
 _ATTENTION_CLASS = re.compile(r"(attention|attn)(?!.*(mlp|feedforward|ffn)$)", re.IGNORECASE)
@@ -121,16 +120,10 @@ def log_inferred(inferred: Layers) -> None:
     layers = []
     for (stack, summary), numbers in indices.items():
         layers.append(f"{stack}.{fold_indices(numbers)} {summary}")
-    log_once(
+    logger.warning_once(
         "The table of architectures does not describe these layers, so the places of the adapters "
         f"are inferred: {'; '.join(layers)}. To choose others, give target_modules."
     )
-
-
-@cache
-def log_once(message: str) -> None:
-    """Log a warning, each message once in a process."""
-    logger.warning(message)
 
 
 def _find_lists(

@@ -13,6 +13,7 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer, _ExcludedModule
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
+from transformers.utils import logging
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
@@ -39,11 +40,12 @@ from ..saved.fingerprint import compare_fingerprints, fingerprint, report_other_
 from ..saved.naming import FILE_PREFIX
 from ..saved.record import AdapterRecord, Place, fold_places
 from ..saved.weights import first_of
-from .inference import log_once
 from .places import find_places, recorded_places
 from .selection import is_included
 from .view import View, output_width
 
+
+logger = logging.get_logger(__name__)
 
 # What the names in a compiled model begin with.
 _COMPILED = "_orig_mod."
@@ -102,11 +104,11 @@ class Plan:
         if self.config.loaded is None:
             suffixes = tuple(self.config.modules_to_save or ())
             without += [name for name in modules if name.endswith(suffixes)]
-            without += [*self.view.head, *chain(*self.new)]
+            without += [*self.view.head, *chain(*self.lacking)]
         return fingerprint(model, modules.items(), without)
 
     @cached_property
-    def new(self) -> tuple[list[str], list[str]]:
+    def lacking(self) -> tuple[list[str], list[str]]:
         """The modules that the base checkpoint lacks, in the encoder and outside of it."""
         return find_new(self.view.model, self.view.modules, self.bottlenecks)
 
@@ -117,7 +119,7 @@ class Plan:
         Each has the adapter's own module, or None for a copy of the base model's.
         """
         names = find_trained_modules(
-            self.view.model, self.view.head, self.new[0], self.config, self.bottlenecks
+            self.view.model, self.view.head, self.lacking[0], self.config, self.bottlenecks
         )
         self._check_apart(names)
         self._log_random(names)
@@ -191,11 +193,13 @@ class Plan:
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
 
     def check(self, adapter_name: str) -> None:
-        """Refuse what the model cannot take, before it is changed.
+        """Refuse what the model cannot take, before it is changed. Report a saved adapter of
+        another base model.
 
         Raises:
             ValueError: The model cannot have an adapter of this name.
-            AdapterError: The file of a saved adapter lacks its head.
+            AdapterError: The file of a saved adapter lacks its head, or it is of another base model
+                and `refuse_other_bases` applies.
         """
         if problem := self._find_problem_of_adapter_name(adapter_name):
             raise ValueError(
@@ -204,6 +208,8 @@ class Plan:
                 f"{'task_' + adapter_name.replace('.', '_')!r}."
             )
         self._check_heads_in_file()
+        if self.is_recorded:
+            self.report_other_base()
 
     def head(self, name: str) -> nn.Module:
         """Return a head as the adapter has it: its own, or the base model's."""
@@ -213,8 +219,7 @@ class Plan:
     def new_record(self) -> AdapterRecord:
         """Return the record of the adapter that this plan adds.
 
-        A saved adapter keeps what its file says of it. Report a saved adapter of another base
-        model.
+        A saved adapter keeps what its file says of it.
         """
         model, heads = self.view.model, self.heads
         facts: dict[str, Any] = {
@@ -226,7 +231,6 @@ class Plan:
         saved = self.config.loaded
         if saved is None or not self.is_recorded:
             return AdapterRecord(base=self.base, **facts, **label_facts(self.config, model))
-        self.report_other_base()
         record = saved.record
         facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
         return replace(record, **facts)
@@ -300,12 +304,12 @@ class Plan:
             # PEFT saves it where the vocabulary has been resized, which also makes it new.
             saved.append(self.view.output_embedding)
         random_modules: list[str] = []
-        for name in self.new[1]:
+        for name in self.lacking[1]:
             is_saved = is_in_any(name, saved) or is_in_any(name, random_modules)
             if not is_saved and is_included(name, self.config):
                 random_modules.append(name)
         if random_modules:
-            log_once(
+            logger.warning_once(
                 f"The base checkpoint has no weights for {', '.join(random_modules)} of "
                 f"{type(self.view.model).__name__}. They stay random, because the adapter neither "
                 "trains nor saves them: name them in modules_to_save."

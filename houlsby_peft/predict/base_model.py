@@ -14,13 +14,12 @@ from typing import Any, cast
 
 import torch
 import transformers
-from peft import PeftModel
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import AdapterError, HubError, shortened
 from ..heads.tasks import TaskKind
-from ..placement.inference import log_once
+from ..method.modules import base_model_of
 from ..saved.adapter import TOKENIZER_FILES, SavedAdapter
 from ..saved.downloads import explain_hub_errors, find_packaged
 from ..saved.naming import FILE_PREFIX
@@ -144,7 +143,7 @@ def _check_missing_weights(
             "its name or folder, as base_model."
         )
     if unused:
-        log_once(
+        transformers.logging.get_logger(__name__).warning_once(
             f"The base model {base.name_or_path} lacks {first_of(unused)}, which are random. The "
             "adapter does not need them."
         )
@@ -276,7 +275,7 @@ def count_positions(model: nn.Module) -> int | None:
     """Return the number of tokens that a model, with adapters or without, reads at once; None if
     there is no limit.
     """
-    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    base: Any = base_model_of(model)
     longest: int | None = getattr(base.config, "max_position_embeddings", None)
     embeddings = getattr(base.base_model, "embeddings", None)
     positions = getattr(embeddings, "position_embeddings", None)

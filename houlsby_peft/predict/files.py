@@ -11,7 +11,8 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from ..errors import UNPRINTABLE
 from ..tables import Row, Table, check_written, write_table
-from .questions import Input, Reader
+from .questions import Input
+from .readers import Reader
 from .task_bank import TaskBank
 
 

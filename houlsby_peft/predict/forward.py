@@ -10,7 +10,8 @@ import torch
 from transformers import DataCollatorWithPadding
 
 from ..errors import AdapterError, HubError
-from .questions import Reader, Row
+from .questions import Row
+from .readers import Reader
 
 
 T = TypeVar("T")
@@ -84,12 +85,6 @@ def _key(row: Row) -> tuple[object, ...]:
 def _text_of(row: Row) -> tuple[tuple[int, ...], ...]:
     """Return the inputs of a row, to compare them with those of others of its model."""
     return tuple(map(tuple, row.inputs.values()))
-
-
-def run(rows: Iterable[Row], most_rows: int) -> None:
-    """Give rows their outputs; at most `most_rows` of them go through a model at once."""
-    for batch in Batcher(rows, most_rows):
-        run_batch(batch)
 
 
 def split(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -25,6 +25,7 @@ from transformers.utils.generic import ModelOutput
 from ..batching.batch import MixedBatch
 from ..batching.slots import Slots
 from ..errors import shortened
+from ..kernels.capture import capture
 from ..method.layer import HoulsbyLayer
 from ..method.tuner_layer import HoulsbyTunerLayer, ModelState, activate, batch_of, state_of
 
@@ -208,7 +209,9 @@ class _Graph:
         batch = copy.copy(batch)
         if slots is not None:
             batch.slots_in_graph = slots, self._index
-        self._replay = _capture(partial(compute, batch, self._args, self._kwargs), weights.device)
+        self._replay = _repeatable(
+            partial(compute, batch, self._args, self._kwargs), weights.device
+        )
 
     def reads(self, weights: torch.Tensor) -> bool:
         """Return whether these weights are read, and are where they were."""
@@ -226,7 +229,7 @@ class _Graph:
         return _map_tensors(torch.clone, self._replay())
 
 
-def _capture(compute: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+def _repeatable(compute: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     """Return a function that repeats a computation on what its inputs hold by then."""
     if device.type != "cuda":
         return compute
@@ -236,11 +239,7 @@ def _capture(compute: Callable[[], Any], device: torch.device) -> Callable[[], A
         with torch.cuda.stream(side):  # what is done at the first call alone is not captured
             compute()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        capturing = torch.cuda.graph(graph, pool=_pool(device), capture_error_mode="thread_local")
-        # A capture that fails would leave its stream in use.
-        with torch.cuda.stream(torch.cuda.current_stream()), capturing:
-            output = compute()
+        graph, output = capture(compute, _pool(device))
 
     def replay() -> Any:
         graph.replay()

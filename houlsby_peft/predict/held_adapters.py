@@ -34,7 +34,8 @@ from .forms import Form, can_hold, form_key
 from .forward import attempt
 from .load import load_saved
 from .predictor import Predictor, find_reader
-from .questions import Question, Reader
+from .questions import Question
+from .readers import Reader
 
 
 # The files of an adapter: each one's name, identity, time of change and size.

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from contextlib import nullcontext
 from typing import Literal
 
 import torch
-from peft import PeftModel
+from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel, set_peft_model_state_dict
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..beneath import open_beneath
-from ..errors import AdapterError
+from ..errors import AdapterError, shortened
 from ..heads.tasks import task_kind_of_class
 from ..method.tuner_layer import HoulsbyTunerLayer
 from ..saved.adapter import SavedAdapter
 from ..saved.fingerprint import refuse_other_bases
-from .base_model import (
-    check_tokens,
-    load_base,
-    load_tokenizer,
-    uncompiled,
-)
-from .predictor import Predictor, add_adapter
+from ..saved.weights import first_of
+from .base_model import check_tokens, load_base, load_tokenizer, uncompiled
+from .predictor import Predictor
 
 
 # Adding an adapter changes the model, which one thread at a time may do.
@@ -123,7 +120,7 @@ def load_saved(
         if beside is not None:
             model = beside.model
             name = _new_name(adapter_name, beside.model.peft_config)
-        adapted = add_adapter(saved, model, name)
+        adapted = _add_adapter(saved, model, name)
         if device:
             with adapted.base_model.adding(name):  # type: ignore[operator]
                 adapted.to(device)
@@ -134,6 +131,60 @@ def load_saved(
     if getattr(settings, "pad_token_id", None) is None:
         settings.pad_token_id = tokenizer.pad_token_id
     return Predictor(adapted, name, task, tokenizer, compile)
+
+
+def _add_adapter(saved: SavedAdapter, model: PreTrainedModel | PeftModel, name: str) -> PeftModel:
+    """Add an adapter to a base model, or beside others; after an error, the model is as before."""
+    weights = saved.weights
+    config = copy.deepcopy(saved.config)  # PEFT changes it
+    config.inference_mode = True
+    try:
+        # The file's weights replace those on the meta device. PEFT's own low_cpu_mem_usage patches
+        # `nn.Module`, so that modules that other threads create would be on the meta device.
+        with torch.device("meta"):
+            if isinstance(model, PeftModel):
+                adapted = model
+                adapted.add_adapter(name, config)
+            else:
+                model_class = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(
+                    config.task_type or "", PeftModel
+                )
+                adapted = model_class(model, config, name)
+        with adapted.base_model.adding(name):  # type: ignore[operator]
+            _set_weights(adapted, name, weights, is_shared=adapted is model)
+        return adapted
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the file leads PEFT to
+        reason = str(error) if isinstance(error, AdapterError) else shortened(str(error))
+        raise AdapterError(f"{saved.name}: {reason}") from error
+
+
+def _set_weights(
+    model: PeftModel, name: str, weights: Mapping[str, torch.Tensor], is_shared: bool
+) -> None:
+    """Set the weights of an added adapter, and of the base model those that its file has, such as
+    resized embeddings.
+    """
+    tensors = model.state_dict()
+    of_adapter = {key: weight for key, weight in weights.items() if key not in tensors}
+    of_base = sorted(weights.keys() - of_adapter.keys())
+    if of_base and is_shared:
+        raise AdapterError(
+            f"it was saved with weights of the base model, {first_of(of_base)}, which would change "
+            "the adapters beside it. Load it on a base model of its own."
+        )
+    for key in of_base:
+        if tensors[key].is_meta or tensors[key].shape != weights[key].shape:
+            raise AdapterError(
+                f"it was saved with weights of the base model; {key} must be in memory, and have "
+                f"the shape {tuple(weights[key].shape)}. Give a base model that fits."
+            )
+    set_peft_model_state_dict(model, of_adapter, name, low_cpu_mem_usage=True)
+    model.base_model._cast_adapter_dtype(name)  # type: ignore[operator]
+    for key in of_base:
+        # In place, so that tied weights stay tied and each keeps its device and dtype.
+        tensors[key].copy_(weights[key])
 
 
 def _check_head(saved: SavedAdapter, beside: Predictor) -> None:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 import transformers
-from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel, set_peft_model_state_dict
+from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, shortened
+from ..errors import AdapterError
 from ..heads.tasks import TaskKind
 from ..method.tuner_layer import record_of
-from ..saved.adapter import SavedAdapter
 from ..saved.record import AdapterRecord
-from ..saved.weights import first_of
 from .base_model import label_arguments, set_verbosity
-from .forward import run, split
+from .forward import Batcher, run_batch, split
 from .graphs import use_graphs
-from .questions import Input, Question, Reader
-from .readers import READERS
+from .questions import Input, Question
+from .readers import READERS, Reader
 
 
 if TYPE_CHECKING:
@@ -156,7 +153,9 @@ class Predictor:
             questions = [Question(text, top_k=top_k) for text in texts]
             for question in questions:
                 reader.read(question)
-            run([row for question in questions for row in question.rows], batch_size)
+            rows = [row for question in questions for row in question.rows]
+            for batch in Batcher(rows, batch_size):
+                run_batch(batch)
             results += map(reader.answer, questions)
         return results
 
@@ -204,57 +203,3 @@ def find_reader(task: TaskKind, called: str) -> type[Reader]:
 
 def _forward(model: PeftModel, name: str, **inputs: Any) -> Any:
     return model(**inputs, adapter_names=[name] * len(inputs["input_ids"]))
-
-
-def add_adapter(saved: SavedAdapter, model: PreTrainedModel | PeftModel, name: str) -> PeftModel:
-    """Add an adapter to a base model, or beside others; after an error, the model is as before."""
-    weights = saved.weights
-    config = copy.deepcopy(saved.config)  # PEFT changes it
-    config.inference_mode = True
-    try:
-        # The file's weights replace those on the meta device. PEFT's own low_cpu_mem_usage patches
-        # `nn.Module`, so that modules that other threads create would be on the meta device.
-        with torch.device("meta"):
-            if isinstance(model, PeftModel):
-                adapted = model
-                adapted.add_adapter(name, config)
-            else:
-                model_class = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(
-                    config.task_type or "", PeftModel
-                )
-                adapted = model_class(model, config, name)
-        with adapted.base_model.adding(name):  # type: ignore[operator]
-            _set_weights(adapted, name, weights, is_shared=adapted is model)
-        return adapted
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever the file leads PEFT to
-        reason = str(error) if isinstance(error, AdapterError) else shortened(str(error))
-        raise AdapterError(f"{saved.name}: {reason}") from error
-
-
-def _set_weights(
-    model: PeftModel, name: str, weights: Mapping[str, torch.Tensor], is_shared: bool
-) -> None:
-    """Set the weights of an added adapter, and of the base model those that its file has, such as
-    resized embeddings.
-    """
-    tensors = model.state_dict()
-    of_adapter = {key: weight for key, weight in weights.items() if key not in tensors}
-    of_base = sorted(weights.keys() - of_adapter.keys())
-    if of_base and is_shared:
-        raise AdapterError(
-            f"it was saved with weights of the base model, {first_of(of_base)}, which would change "
-            "the adapters beside it. Load it on a base model of its own."
-        )
-    for key in of_base:
-        if tensors[key].is_meta or tensors[key].shape != weights[key].shape:
-            raise AdapterError(
-                f"it was saved with weights of the base model; {key} must be in memory, and have "
-                f"the shape {tuple(weights[key].shape)}. Give a base model that fits."
-            )
-    set_peft_model_state_dict(model, of_adapter, name, low_cpu_mem_usage=True)
-    model.base_model._cast_adapter_dtype(name)  # type: ignore[operator]
-    for key in of_base:
-        # In place, so that tied weights stay tied and each keeps its device and dtype.
-        tensors[key].copy_(weights[key])

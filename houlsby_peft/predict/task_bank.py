@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 
 from ..errors import AdapterError, shortened
 from .adapter_list import read_adapters
-from .forward import attempt, run, run_batch, split
+from .forward import Batcher, attempt, run_batch, split
 from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
-from .questions import Input, Question, Reader, Row
+from .questions import Input, Question, Row
+from .readers import Reader
 
 
 _LOG = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class TaskBank:
         for (tasks, text), limit in zip(several, limits, strict=True):
             questions += [Question(text, name, limit) for name in _as_names(tasks)]
         self._answer(questions, batch_size, return_errors)
-        return group_results(several, questions)
+        return group_results([tasks for tasks, _ in several], questions)
 
     def ask(
         self, text: Input, tasks: str | Iterable[str] | None = None, batch_size: int = 64
@@ -190,7 +191,7 @@ class TaskBank:
         names = self.tasks if tasks is None else _as_names(tasks)
         questions = [Question(text, name, of_all=tasks is None) for name in names]
         self._answer(questions, batch_size)
-        [results] = group_results([(names, text)], questions)
+        [results] = group_results([names], questions)
         return results  # type: ignore[no-any-return]
 
     def reader(self, task: str) -> Reader:
@@ -407,7 +408,6 @@ class TaskBank:
     def run(self, rows: Sequence[Row]) -> None:
         """Run a batch of rows of encoded questions, as a `Batcher` has chosen it."""
         with self._lock:
-            self._hold(())
             run_batch(rows)
 
     def decode(self, question: Question) -> None:
@@ -429,9 +429,9 @@ class TaskBank:
                 self.encode(part)
                 if not return_errors:
                     _raise_first(part)
-                with self._lock:
-                    self._hold(())
-                    run([row for question in part for row in question.rows], batch_size)
+                rows = [row for question in part for row in question.rows]
+                for batch in Batcher(rows, batch_size):
+                    self.run(batch)
                 for question in part:
                     self.decode(question)
                 if not return_errors:
@@ -481,15 +481,13 @@ def _as_names(tasks: str | Iterable[str]) -> list[str]:
     return [tasks] if isinstance(tasks, str) else list(tasks)
 
 
-def group_results(
-    requests: Iterable[tuple[str | Sequence[str], Input]], questions: Iterable[Question]
-) -> list[Any]:
-    """Return one result per request: for a list of tasks, a dict with the result of each, but for
-    those that are left out.
+def group_results(asked: Iterable[str | Sequence[str]], questions: Iterable[Question]) -> list[Any]:
+    """Return one result per text, of which one task was asked or a list of them: for a list, a dict
+    with the result of each, but for those that are left out.
     """
     remaining = iter(questions)
     answers: list[Any] = []
-    for tasks, _ in requests:
+    for tasks in asked:
         if isinstance(tasks, str):
             answers.append(next(remaining).result)
             continue

@@ -149,11 +149,6 @@ class SavedAdapter:
         return self.folder / SAFETENSORS_WEIGHTS_NAME
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """The number of parameters of each tensor in the weights file, by name."""
-        return {key: shape.numel() for key, shape in self.shapes.items()}
-
-    @property
     def commit(self) -> str | None:
         """The commit that the files were downloaded from; None for a folder of the user's own."""
         repo = find_repo(self.folder)

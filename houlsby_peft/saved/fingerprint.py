@@ -6,7 +6,6 @@ import base64
 import math
 import re
 import warnings
-from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -209,12 +208,11 @@ def _encode(layers: Mapping[int, list[float]]) -> str:
         rows.append(layers[-1])
     for layer in range(max(layers) + 1):
         rows.append(layers.get(layer, [math.nan] * len(_ROWS)))
-    bits = torch.tensor(rows, device="cpu").bfloat16().view(torch.int16).flatten()
-    return base64.b64encode(array("h", bits.tolist()).tobytes()).decode()
+    bits = torch.tensor(rows, device="cpu").bfloat16().view(torch.int16)
+    return base64.b64encode(bits.numpy().tobytes()).decode()
 
 
 def _decode(text: str) -> torch.Tensor:
     """Return the values of `_encode`, of the shape `(layers, rows)`."""
-    integers = array("h", base64.b64decode(text, validate=True))
-    bits = torch.tensor(integers.tolist(), dtype=torch.int16, device="cpu")
-    return bits.view(torch.bfloat16).float().reshape(-1, len(_ROWS))
+    bits = bytearray(base64.b64decode(text, validate=True))
+    return torch.frombuffer(bits, dtype=torch.bfloat16).float().reshape(-1, len(_ROWS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -90,21 +91,19 @@ async def predict(
     needs_all = any(item.tasks == "*" for item in body.inputs)
     all_tasks = await service.engine.tasks() if needs_all else ()
     questions: list[Question] = []
-    requests: list[tuple[Any, Any]] = []
+    asked: list[str | Sequence[str]] = []
     rows: list[int] = []
     for number, item in enumerate(body.inputs):
-        names, text = item.names(all_tasks), item.input
-        of_all = item.tasks == "*"
-        questions += [Question(text, name, item.top_k, of_all) for name in names]
-        requests.append((names if item.tasks else "", text))
+        names, of_all = item.names(all_tasks), item.tasks == "*"
+        questions += [Question(item.input, name, item.top_k, of_all) for name in names]
+        asked.append(names if item.tasks else "")
         rows += [number] * len(names)
     try:
         answered = await service.predict(questions)
     except UnansweredError as error:
         error.row = rows[error.row]
         raise
-    results = group_results(requests, answered)
-    return Json({"predictions": results})
+    return Json({"predictions": group_results(asked, answered)})
 
 
 @router.get("/tasks")
@@ -143,7 +142,7 @@ async def reload(service: OfService) -> Response:
 async def health(service: OfService) -> Response:
     """Return the number of tasks, and why adapters cannot be loaded."""
     try:
-        return Json(_describe(await service.status(), service))
+        return Json(_describe(await service.engine.status(), service))
     except BusyError:  # and therefore alive
         return Json({"status": "ok", "busy": True})
 

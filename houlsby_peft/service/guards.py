@@ -235,14 +235,10 @@ class Guard:
             raise HTTPException(
                 413, f"A request must have at most {self._service.options.max_rows:,} rows."
             )
-        is_given = False
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_body() -> Message:
-            nonlocal is_given
-            if is_given:
-                return await incoming.receive()
-            is_given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return messages.pop() if messages else await incoming.receive()
 
         return receive_body
 

@@ -102,16 +102,15 @@ def answer_error(
     return Json(content, status, headers)
 
 
-async def _answer_error(request: Request, error: Exception, row: int | None = None) -> Json:
+async def _answer_error(request: Request, error: Exception) -> Json:
+    row = None
+    if isinstance(error, UnansweredError):
+        row, error = error.row, error.error
     rule = hide_folders(str(error))
     status = status_of(error)
     if status is None:
         status, rule = 500, "The prediction failed; the log of the service says why."
     return answer_error(request.url.path, status, rule, {"rule": rule, "row": row})
-
-
-async def _answer_unanswered(request: Request, error: UnansweredError) -> Json:
-    return await _answer_error(request, error.error, error.row)
 
 
 async def _answer_http_error(request: Request, error: HTTPException) -> Json:
@@ -139,8 +138,7 @@ async def _answer_wrong_body(request: Request, error: RequestValidationError) ->
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let an app answer its errors."""
-    app.add_exception_handler(UnansweredError, _answer_unanswered)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_wrong_body)
-    for kind in (AdapterError, HubError, BusyError, ChangeError):
+    for kind in (UnansweredError, AdapterError, HubError, BusyError, ChangeError):
         app.add_exception_handler(kind, _answer_error)

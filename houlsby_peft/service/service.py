@@ -67,7 +67,7 @@ class Service:
         self.is_ending = False
         self.started = int(time.time())
         self._base_model = ""
-        self._status: Status | None = None
+        self._status: Status
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._requests = Counter(
@@ -124,11 +124,6 @@ class Service:
                 f"{characters:,}. Send several requests, or parts of a long text.",
             )
 
-    async def status(self) -> Status:
-        """Return what is served."""
-        self._status = await self.engine.status()
-        return self._status
-
     async def choose_task(self, name: str | None) -> str:
         """Return the task that a request names; without a name, the only one."""
         if name is not None:
@@ -164,7 +159,7 @@ class Service:
 
     async def measure(self) -> bytes:
         """Return the metrics as Prometheus reads them, without those of tasks that are gone."""
-        status = await self.status()
+        self._status = status = await self.engine.status()
         for task in self._named.difference(status.tasks, status.failed):
             for metric in (self._rows, self._errors, self._seconds):
                 metric.remove_by_labels({"task": task})
@@ -177,8 +172,6 @@ class Service:
         build = {"version": version("houlsby-peft"), "base_model": self._base_model}
         yield _gauge("build_info", "The version of houlsby_peft and the base model.", 1, build)
         status = self._status
-        if status is None:
-            return
         states = GaugeMetricFamily(
             "houlsby_task_up", "1 if the newest adapter of a task is served, or 0.", labels=["task"]
         )

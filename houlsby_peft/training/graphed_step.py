@@ -1,18 +1,20 @@
 """`GraphedStep`: training steps as CUDA graphs.
 
 A step of an encoder consists of hundreds of operations, which Python starts one after the other. On
-a fast GPU, with short texts, this takes several times as long as the operations. A CUDA graph
-starts all of them at once.
+a fast GPU, with short texts, this takes several times as long as the operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+
+from ..kernels.capture import capture
 
 
 Inputs = dict[str, torch.Tensor]
@@ -52,7 +54,6 @@ class GraphedStep:
         """Return the loss of inputs on the GPU, and set the gradients."""
         shape = tuple((name, value.shape) for name, value in inputs.items())
         if shape not in self._graphs:
-            # Libraries choose their kernels in the first pass, which cannot be captured.
             self._graphs[shape] = None
             return self._step(inputs)
         graph = self._graphs[shape]
@@ -67,11 +68,8 @@ class GraphedStep:
 
     def _capture(self, inputs: Inputs) -> _Graph:
         static = {name: value.clone() for name, value in inputs.items()}
-        graph = torch.cuda.CUDAGraph()
-        # One step runs at a time, so all graphs share their memory. Other threads, as those that
-        # load batches, go on.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            loss = self._step(dict(static))  # which may take inputs out
-        self._pool = graph.pool()
+        # The step may take inputs out.
+        graph, loss = capture(partial(self._step, dict(static)), self._pool)
+        self._pool = graph.pool()  # one step runs at a time
         gradients = [parameter.grad for parameter in self._trained]
         return _Graph(graph, static, loss, gradients)

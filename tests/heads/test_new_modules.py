@@ -4,6 +4,8 @@ nothing else is.
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
@@ -18,7 +20,6 @@ from transformers import (
 import houlsby_peft
 from contract_models import WIDE
 from houlsby_peft import HoulsbyConfig, find_new_modules
-from houlsby_peft.placement.inference import log_once
 from model_states import trained_names
 from run.arguments import MethodArguments
 from run.model import apply_method
@@ -142,7 +143,7 @@ def test_a_new_head_of_a_language_model_is_named_as_it_does_not_train(
     fields, is_named, trains, without_pooler, caplog
 ):
     """Its output layer is tied to the embeddings, which the checkpoint has."""
-    log_once.cache_clear()
+    logging.Logger.warning_once.cache_clear()
     base = BertForMaskedLM.from_pretrained(without_pooler)
     model = get_peft_model(base, HoulsbyConfig(r=4, **fields))
     assert (f"no weights for {TRANSFORM}" in caplog.text) == is_named
@@ -151,7 +152,7 @@ def test_a_new_head_of_a_language_model_is_named_as_it_does_not_train(
 
 
 def test_resized_embeddings_are_not_new(tmp_path, caplog):
-    log_once.cache_clear()
+    logging.Logger.warning_once.cache_clear()
     config = LlamaConfig(**WIDE, num_key_value_heads=2)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     model = LlamaForCausalLM.from_pretrained(tmp_path)

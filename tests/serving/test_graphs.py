@@ -30,13 +30,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 def captured(monkeypatch):
     """The devices of the graphs that are captured."""
     devices = []
-    capture = graphs._capture
+    capture = graphs._repeatable
 
     def counted(compute, device):
         devices.append(device)
         return capture(compute, device)
 
-    monkeypatch.setattr(graphs, "_capture", counted)
+    monkeypatch.setattr(graphs, "_repeatable", counted)
     return devices
 
 
@@ -49,7 +49,7 @@ def frozen(monkeypatch):
         output = compute()
         return lambda: output
 
-    monkeypatch.setattr(graphs, "_capture", capture)
+    monkeypatch.setattr(graphs, "_repeatable", capture)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def test_graphs_of_two_models_take_turns(folders, monkeypatch):
 
         return replay
 
-    monkeypatch.setattr(graphs, "_capture", capture)
+    monkeypatch.setattr(graphs, "_repeatable", capture)
     predictors = [load(folders[task], compile=True) for task in ("task 0", "task 1")]
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda predictor: predictor.predict(WORDS), predictors))
@@ -240,7 +240,7 @@ def test_layers_that_cannot_be_captured_run_as_they_are(folders, monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     plain, predictor = (load(folders["task 3"], compile=flag) for flag in (False, True))
-    monkeypatch.setattr(graphs, "_capture", fail)
+    monkeypatch.setattr(graphs, "_repeatable", fail)
     with pytest.warns(UserWarning, match="not permitted"):
         predictor.predict(WORDS)
     assert predictor.predict(WORDS) == near(plain.predict(WORDS))

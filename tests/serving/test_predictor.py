@@ -25,7 +25,8 @@ from transformers import (
 import houlsby_peft
 from edited_json import edited_json
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
-from houlsby_peft.predict.questions import Question, cut_arguments
+from houlsby_peft.predict.questions import Question
+from houlsby_peft.predict.readers import cut_arguments
 from hub_models import WORDS, make_adapter, save_adapter
 
 
