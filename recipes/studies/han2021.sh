@@ -2,10 +2,9 @@
 # Han, Pang and Wu 2021: every table and figure, with BERT-base from the Hub. See houlsby2019.sh on how to use it. The
 # paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py, on one device. It
 # pretrains on masked words only, and names other objectives as future work.
-set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 # FLAGS stand first, so that a start from a checkpoint is not replaced by their --model_name.
-sweep() { python recipes/studies/sweep.py "$1" ${GLUE:+--data_dir $GLUE} ${FLAGS-} "${@:2}" ${DRY_RUN-}; }
-after() { [ -n "${DRY_RUN-}" ] || "$@"; }
+sweep() { attempt python recipes/studies/sweep.py "$1" $glue_data ${FLAGS-} "${@:2}" ${DRY_RUN-}; }
 # read_text TASK FLAGS: pretraining on the task's training text
 read_text() {
     local text="--data nyu-mll/glue --data_config $1" validation

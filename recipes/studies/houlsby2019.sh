@@ -1,17 +1,15 @@
 #!/usr/bin/env bash
 # Houlsby et al. 2019 (arXiv 1902.00751): every table and figure, with BERT from the Hub. Run it from the repository,
-# or copy the lines that you need: interrupted commands resume. DRY_RUN=--dry_run only prints the commands of the sweeps.
+# or copy the lines that you need: interrupted commands resume. DRY_RUN=--dry_run only prints the sweeps' plans, and
+# GLUE, SQUAD and ADDITIONAL name folders of data, GLUE's with the test files (docs/papers.md).
 # The presets compute in float32; for GPUs, FLAGS="--tf32 true" or FLAGS="--bf16 true" is faster.
 # Each run keeps its best epoch on validation; the paper's code scores the last one: --load_best_model_at_end false.
-set -euo pipefail
-additional=${ADDITIONAL:-additional}  # the folder of the 17 further tasks, see docs/papers.md
-glue_data=${GLUE:+--data_dir $GLUE}  # a folder with GLUE's files in place of the Hub's
+source "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 base=google-bert/bert-base-uncased
 tasks="cola sst2 mrpc stsb qqp mnli qnli rte"  # without WNLI, as in the paper
-sweep() { python recipes/studies/sweep.py "$@" --preset houlsby2019 ${FLAGS-} ${DRY_RUN-}; }
+sweep() { attempt python recipes/studies/sweep.py "$@" --preset houlsby2019 ${FLAGS-} ${DRY_RUN-}; }
 # Accuracy on validation chooses, as the paper says; STS-B has none and keeps Spearman's correlation.
 glue() { sweep recipes/glue.py --metric_for_best_model accuracy $glue_data "$@"; }
-after() { [ -n "${DRY_RUN-}" ] || "$@"; }  # what needs the runs
 
 # Table 1. The server asks for WNLI as well, which the paper leaves out. MNLI-mm, a task of its own in the paper,
 # chooses among the runs of MNLI by its own score.
@@ -51,9 +49,9 @@ glue --task mnli cola --model_name $base \
 after python recipes/studies/figure.py tradeoff runs/h4 --score accuracy --each
 
 # Figure 5
-sweep recipes/squad.py --method houlsby --r 2 8 64 256 --learning_rate 3e-5 1e-4 3e-4 1e-3 \
+sweep recipes/squad.py $squad_data --method houlsby --r 2 8 64 256 --learning_rate 3e-5 1e-4 3e-4 1e-3 \
     --num_train_epochs 3 10 20 --seed 0 1 2 --search_seeds 1 --output_dir runs/h5
-sweep recipes/squad.py --method top_k full --top_k 1 2 3 5 7 9 11 12 18 24 \
+sweep recipes/squad.py $squad_data --method top_k full --top_k 1 2 3 5 7 9 11 12 18 24 \
     --learning_rate 3e-5 5e-5 1e-4 --num_train_epochs 2 3 5 --seed 0 1 2 --search_seeds 1 --output_dir runs/h5
 after python recipes/studies/figure.py tradeoff runs/h5
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Adapters beside LoRA and others on five tasks of GLUE, each method with the same search; see houlsby2019.sh on how to
 # use it. The rates are a third, one and three times the usual one: the best should not be at the edge of the three.
-set -euo pipefail
-sweep() { python recipes/studies/sweep.py recipes/glue.py "$@" --seed 0 1 2 --search_seeds 1 --model_name minilm \
-    --train_pooler true --warmup_steps 0.1 ${FLAGS-} ${DRY_RUN-}; }
+source "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+sweep() {
+    attempt python recipes/studies/sweep.py recipes/glue.py $glue_data "$@" --seed 0 1 2 --search_seeds 1 \
+        --model_name minilm --train_pooler true --warmup_steps 0.1 ${FLAGS-} ${DRY_RUN-}
+}
 method() {  # a name of a folder, and flags
     sweep --task cola --num_train_epochs 6 --output_dir runs/methods/"$@"
     sweep --task mrpc stsb rte --num_train_epochs 5 --output_dir runs/methods/"$@"
@@ -21,4 +23,4 @@ method lora_query_value --method lora --lora_r 8 --lora_targets query value --le
 method lora_all --method lora --lora_r 8 --learning_rate $adapters --lora_targets query key value \
     attention.output.dense intermediate.dense output.dense
 method others --method ia3 layer_norm linear --learning_rate $few
-[ -n "${DRY_RUN-}" ] || python recipes/studies/figure.py compare runs/methods
+after python recipes/studies/figure.py compare runs/methods

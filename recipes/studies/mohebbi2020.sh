@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
 # The re-implementation of Mohebbi and Rajaei 2020: every table and figure, with BERT-base from the Hub. See
 # houlsby2019.sh on how to use it. The papers' test scores are the server's.
-set -euo pipefail
-additional=${ADDITIONAL:-additional}
-sweep() { python recipes/studies/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
-glue() { sweep recipes/glue.py ${GLUE:+--data_dir $GLUE} "$@"; }
-after() { [ -n "${DRY_RUN-}" ] || "$@"; }
+source "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+sweep() { attempt python recipes/studies/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
+glue() { sweep recipes/glue.py $glue_data "$@"; }
 
 # Tables 1 and 2. Runs also count the last classifier: 1,191,170 parameters are table 1's 1,189,632, and 1,538 more.
 glue --task all --preset mohebbi2020 --method houlsby --share_layers 0 1 3 --seed 0 --predict \

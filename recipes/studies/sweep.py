@@ -74,7 +74,7 @@ def plan(arguments: argparse.Namespace, flags: Sequence[str]) -> list[Search]:
         arguments.choose,
         arguments.search_seeds,
         arguments.n_trials,
-        arguments.storage,
+        arguments.dry_run,
     )
 
 
@@ -138,7 +138,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_choose(parser)
     add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
     add("--n_trials", type=int, help="Sample so many points in ranges LOW:HIGH.")
-    add("--storage", help="Database for Optuna; default: a journal in --output_dir.")
     add("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
     add("--config_file", help="Of accelerate launch; default: one_gpu.yaml or cpu.yaml.")
     add("--dry_run", action="store_true", help="Print what is left, and about how long it takes.")

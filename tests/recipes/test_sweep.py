@@ -225,6 +225,9 @@ class TestExecution:
         names = ("0.001,seed=0", "0.001,seed=1", "0.002,seed=0", "0.003,seed=0")
         expected = zip(names, (1, 1, 2, 1), strict=True)
         assert numbers == {f"learning_rate={name}": number for name, number in expected}
+        runs = make_runs(recipe.parent / "out", recipe, axes, ["--fail", "2e-3", "--steps", "3"])
+        [search] = make_searches(recipe.parent / "out", runs, search_seeds=1)
+        assert search.count_left() == 1
 
     def test_other_flags_of_a_finished_run_need_another_folder(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
@@ -275,6 +278,22 @@ class TestSampling:
         runs = make_runs(output, recipe, {"learning_rate": ["1e-4:1e-2"], "seed": ["0"]}, flags)
         make_searches(output, runs, ["learning_rate"], 1, 1)
         assert self.study(recipe, "toy: toy/run").direction.name == direction
+
+    def test_what_has_begun_keeps_its_ranges_and_score_and_a_dry_run_begins_nothing(self, recipe):
+        output = recipe.parent / "out"
+
+        def search(rates, *flags, **options):
+            runs = make_runs(output, recipe, {"learning_rate": [rates], "seed": ["0"]}, flags)
+            return make_searches(output, runs, ["learning_rate"], 1, 1, **options)
+
+        [planned] = search("1e-4:1e-1", dry_run=True)
+        assert planned.count_left() == 1
+        assert not output.exists()
+        search("1e-4:1e-2")
+        for other in (["1e-4:1e-1"], ["1e-4:1e-2", "--metric_for_best_model", "loss"]):
+            for dry_run in (True, False):
+                with pytest.raises(RecipeError, match="--output_dir"):
+                    search(*other, dry_run=dry_run)
 
     def test_a_killed_trial_is_finished_before_others_are_sampled(self, recipe):
         axes = {"learning_rate": ["1e-4:1e-2"], "seed": ["0"]}

@@ -120,7 +120,7 @@ def print_beside_paper(run: FinishedRun, removals: Sequence[Removal]) -> None:
         text += f"; {paper} {WITHOUT_ADAPTERS[run.task.name]}, the majority class"
     print(text)
     drops = [-100 * removal.relative_change for removal in removals if removal.length == 1]
-    print(f"without one layer's: at most {max(drops):.1f}% less; {paper} {LARGEST_DROP}%")
+    print(f"without one layer's: at most {max(drops) + 0.0:.1f}% less; {paper} {LARGEST_DROP}%")
     for removal in removals:
         if removal.span == (0, 4):
             text = f"without layers 0 to 4: {100 * removal.relative_change:+.1f}%"

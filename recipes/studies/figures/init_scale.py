@@ -44,7 +44,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     drawing.write_points(folder / "init_scale.jsonl", points)
     tasks = len({*drawing.values_of(points, "task")})
     for r, average in means(points).items():
-        text = f"r={r}: mean of {tasks} tasks {average:.1f}"
+        text = f"r={r}: mean of {tasks} task{'s' * (tasks > 1)} {average:.1f}"
         if r in SIZES and tasks == TASKS_OF_SIZES:
             text += f"; Houlsby et al. 2019, BERT-large: {SIZES[r]}"
         print(text)

@@ -90,6 +90,8 @@ def settings(lines: Sequence[TableLine]) -> pd.DataFrame:
         for name, cell in line.cells_of(columns).items():
             task, _ = columns[name]
             chosen = {axis: cell.first["arguments"].get(axis) for axis in line.choices}
+            if cell.first["arguments"].get("max_steps", -1) > 0:
+                chosen["num_train_epochs"] = None  # which it has not trained for
             values = {}
             for axis, value in chosen.items():
                 if is_meant_for(line.method, axis) and value is not None:

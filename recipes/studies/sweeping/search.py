@@ -19,6 +19,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from tqdm.auto import tqdm
 
+from run.edge import RecipeError
 from run.run import lower_is_better
 from sweeping.processes import execute, lock
 from sweeping.runs import CHOICES, PlannedRun, best_point
@@ -43,20 +44,21 @@ class Search:
     def left(self) -> list[PlannedRun]:
         """Return the runs that are left now; those of the other seeds only after the search."""
         unfinished = self._unfinished(self.runs)
-        if unfinished or not self.is_known or not self.other_seeds:
+        if unfinished or not self.is_known:
             return unfinished
-        best = best_point(self.runs)
-        if best is None:
-            return []
-        others = [self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds]
-        return self._unfinished(others)
+        return self._unfinished(self._runs_of_other_seeds())
 
     def count_left(self) -> int:
         """Return the number of runs that are left, also of those whose values are not known yet."""
-        is_searched = self.is_known and all(run.finished for run in self.runs)
-        if is_searched:
-            return len(self.left())
-        return len(self.left()) + self.total - len(self.runs)
+        known = [*self.runs, *self._runs_of_other_seeds()]
+        return len(self._unfinished(known)) + self.total - len(known)
+
+    def _runs_of_other_seeds(self) -> list[PlannedRun]:
+        """Return the runs of the other seeds at the best point so far, if there is one."""
+        best = best_point(self.runs)
+        if best is None:
+            return []
+        return [self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds]
 
     def _unfinished(self, runs: Iterable[PlannedRun]) -> list[PlannedRun]:
         return [run for run in runs if not run.finished and run not in self.failed]
@@ -147,11 +149,12 @@ def make_searches(
     choices: Sequence[str] = CHOICES,
     search_seeds: int | None = None,
     n_trials: int | None = None,
-    storage: str | None = None,
+    dry_run: bool = False,
 ) -> list[Search]:
     """Return a search for each combination of the values that validation does not choose.
 
-    It is a grid or, with `n_trials`, points that Optuna samples in the ranges.
+    It is a grid or, with `n_trials`, points that Optuna samples in the ranges. A dry run writes
+    nothing.
     """
     for run in runs:
         run.check()
@@ -165,30 +168,43 @@ def make_searches(
         by_name.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
     if n_trials is None:
         return [Search(compared, other_seeds) for compared in by_name.values()]
-    in_storage = storage or str(output / "optuna.journal")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     samples = []
     for name, (run, *_) in by_name.items():
-        study = _make_study(run, name, in_storage)
+        study = _open_study(run, name, output / "optuna.journal", dry_run)
         samples.append(SampledSearch(run, other_seeds, n_trials, study))
     return [*samples]
 
 
-def _make_study(run: PlannedRun, name: str, storage: str) -> optuna.Study:
-    """Return Optuna's study in a database or a journal, which other processes share."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    kept: str | JournalStorage = storage
-    if storage.endswith(".journal"):
-        Path(storage).parent.mkdir(parents=True, exist_ok=True)
-        kept = JournalStorage(JournalFileBackend(storage))
+def _open_study(run: PlannedRun, name: str, journal: Path, dry_run: bool) -> optuna.Study:
+    """Return Optuna's study in a journal, which other processes share; that of a dry run, unless it
+    has begun, is in memory.
+    """
+    study_name = f"{run.recipe.stem}: {name}"
+    storage = None
+    if journal.is_file() or not dry_run:
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+        if dry_run and study_name not in optuna.get_all_study_names(storage):
+            storage = None
     words = [word for flag in run.flags for word in flag.split("=", 1)]
     chosen_by = dict(pairwise(words)).get("--metric_for_best_model", "")
     lower = run.recipe.name == "mlm.py" or lower_is_better(chosen_by)
-    return optuna.create_study(
-        study_name=f"{run.recipe.stem}: {name}",
-        storage=kept,
+    study = optuna.create_study(
+        study_name=study_name,
+        storage=storage,
         direction="minimize" if lower else "maximize",
         load_if_exists=True,
     )
+    asked = {axis: run.point[axis] for axis in _ranges(run)} | {"metric_for_best_model": chosen_by}
+    begun = study.user_attrs.get("asked", asked)
+    if begun != asked:
+        raise RecipeError(
+            f"{journal} samples with {begun}; now {asked} is asked for, which would not change "
+            "the points that it has. Give another --output_dir."
+        )
+    study.set_user_attr("asked", asked)
+    return study
 
 
 def execute_all(
