@@ -44,14 +44,16 @@ TASKS = tuple(TITLES)
 ROWS = (100, 500)
 # Both compute in bfloat16; the weights that full fine-tuning trains are float32. Their rates are
 # those of benchmarks/scores.py.
+RATE_OF_ADAPTERS = 1e-3
 FLAGS = {
-    "adapters": ["--base_dtype", "bfloat16", "--learning_rate", "1e-3"],
+    "adapters": ["--base_dtype", "bfloat16", "--learning_rate", str(RATE_OF_ADAPTERS)],
     "full fine-tuning": [
         *("--method", "full", "--base_dtype", "float32", "--bf16", "true"),
         *("--learning_rate", "1e-4"),
     ],
 }
-METHODS = ("logistic regression", *FLAGS, "SetFit")
+SETFIT, SETFIT_ON_ADAPTERS = "SetFit", "SetFit, adapters"
+METHODS = ("logistic regression", *FLAGS, SETFIT, SETFIT_ON_ADAPTERS)
 MOST_TEST_ROWS = 1000
 
 
@@ -125,6 +127,10 @@ def train_setfit(run: Run, train: pd.DataFrame, test: pd.DataFrame, folder: Path
     arguments = TrainingArguments(
         output_dir=str(folder), num_iterations=20, seed=run.draw, report_to="none"
     )
+    if run.method == SETFIT_ON_ADAPTERS:
+        config = houlsby_peft.HoulsbyConfig(task_type="FEATURE_EXTRACTION", r=64)
+        model.model_body.add_adapter(config)
+        arguments.body_learning_rate = (RATE_OF_ADAPTERS, RATE_OF_ADAPTERS)
     names = {"text": "text", "label_text": "label"}
     examples = Dataset.from_pandas(train.rename(columns=names), preserve_index=False)
     Trainer(model=model, args=arguments, train_dataset=examples).train()
@@ -137,7 +143,7 @@ def measure(run: Run, arguments: argparse.Namespace) -> Score:
     began = time.monotonic()
     if run.method in FLAGS:
         predicted = train_by_recipe(run, train, test, folder)
-    elif run.method == "SetFit":
+    elif run.method in (SETFIT, SETFIT_ON_ADAPTERS):
         predicted = train_setfit(run, train, test, folder)
     else:
         predicted = fit_logistic_regression(train, test)

@@ -368,7 +368,7 @@ class TestTable:
         runs = [result("cola", {"matthews_correlation": 0.5, "accuracy": 0.8})]
         for seed, accuracy in enumerate((0.84, 0.86)):
             runs.append(result("mrpc", {"f1": 0.88, "accuracy": accuracy}, seed))
-        lines = table(runs)[["CoLA accuracy", "MRPC accuracy", "mean of CoLA and MRPC"]]
+        lines = table(runs)[["CoLA accuracy", "MRPC accuracy", "mean accuracy of CoLA and MRPC"]]
         assert "QQP accuracy" not in table(runs)
         papers = {
             f"{OURS}: mean": ["80.00", "85.00 ± 1.00", "82.50"],

@@ -149,7 +149,8 @@ def draw(points: Points) -> Figure:
     names = []
     for point in points:
         epochs = point["pretraining_epochs"]
-        names.append(f"{point['run']}, {epochs:g} epochs" if epochs else point["run"])
+        of_start = f", pretrained for {epochs:g} epochs" if epochs else ""
+        names.append(f"{point['run']}{of_start}")
     rates = 100 * np.array(drawing.values_of(points, "success_rate"))
     errors = 100 * np.array(drawing.values_of(points, "standard_error"))
     bars = axes.barh(range(len(points)), rates, 0.6, xerr=errors, capsize=2, color=COLORS[0])

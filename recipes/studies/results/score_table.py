@@ -69,7 +69,7 @@ def mean_of_both(scores: ByTask) -> float | None:
     return mean(present) if len(present) == len(accuracies) else None
 
 
-NINE, SERVER, BOTH = "mean of nine", "server's average", "mean of CoLA and MRPC"
+NINE, SERVER, BOTH = "mean of nine", "server's average", "mean accuracy of CoLA and MRPC"
 OF_BOTH = {name: SECOND_COLUMNS[name] for name in ("CoLA accuracy", "MRPC accuracy")}
 AVERAGES: dict[str, Callable[[ByTask], float | None]] = {
     NINE: mean_of_nine,
