@@ -52,8 +52,8 @@ FLAGS = {
         *("--learning_rate", "1e-4"),
     ],
 }
-SETFIT, SETFIT_ON_ADAPTERS = "SetFit", "SetFit, adapters"
-METHODS = ("logistic regression", *FLAGS, SETFIT, SETFIT_ON_ADAPTERS)
+SETFIT, SETFIT_ON_ADAPTERS, AFTER_SETFIT = "SetFit", "SetFit, adapters", "adapters after SetFit"
+METHODS = ("logistic regression", *FLAGS, SETFIT, SETFIT_ON_ADAPTERS, AFTER_SETFIT)
 MOST_TEST_ROWS = 1000
 
 
@@ -80,7 +80,9 @@ def draw(run: Run, data_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     return train.sample(run.rows, random_state=run.draw), test
 
 
-def train_by_recipe(run: Run, train: pd.DataFrame, test: pd.DataFrame, folder: Path) -> np.ndarray:
+def train_by_recipe(
+    run: Run, train: pd.DataFrame, test: pd.DataFrame, folder: Path, flags: list[str]
+) -> np.ndarray:
     """Train with the recipe's defaults, and return the class of each test text."""
     folder.mkdir(parents=True, exist_ok=True)
     file, output = folder / "train.csv", folder / "run"
@@ -89,10 +91,10 @@ def train_by_recipe(run: Run, train: pd.DataFrame, test: pd.DataFrame, folder: P
         sys.executable, str(ROOT / "recipes/text_classification.py"), "--data", str(file),
         "--model_name", "minilm", "--text_columns", "text", "--label_columns", "label_text",
         "--seed", str(run.draw), "--baseline", "false", "--use_cpu",
-        "--output_dir", str(output), *FLAGS[run.method],
+        "--output_dir", str(output), *flags,
     ]  # fmt: skip
     subprocess.run(command, check=True)
-    if run.method == "adapters":
+    if run.method != "full fine-tuning":
         predictions = houlsby_peft.load(output).predict(list(test["text"]))
         return np.array([prediction["label"] for prediction in predictions])
     return classify_with_whole_model(output / "model", list(test["text"]))
@@ -137,12 +139,29 @@ def train_setfit(run: Run, train: pd.DataFrame, test: pd.DataFrame, folder: Path
     return np.array(model.predict(list(test["text"])))
 
 
+def folder_of(run: Run, runs: Path) -> Path:
+    return runs / "_".join(map(str, run)).replace(" ", "_")
+
+
+def train_after_setfit(run: Run, train: pd.DataFrame, test: pd.DataFrame, runs: Path) -> np.ndarray:
+    """Begin the recipe's training with the adapter of `SETFIT_ON_ADAPTERS`."""
+    before = run._replace(method=SETFIT_ON_ADAPTERS)
+    folder = folder_of(before, runs)
+    if not folder.is_dir():
+        train_setfit(before, train, test, folder)
+    [checkpoint] = folder.glob("checkpoint-*")
+    flags = [*FLAGS["adapters"], "--init_adapter", str(checkpoint)]
+    return train_by_recipe(run, train, test, folder_of(run, runs), flags)
+
+
 def measure(run: Run, arguments: argparse.Namespace) -> Score:
     train, test = draw(run, arguments.data_dir)
-    folder = arguments.runs / "_".join(map(str, run)).replace(" ", "_")
+    folder = folder_of(run, arguments.runs)
     began = time.monotonic()
     if run.method in FLAGS:
-        predicted = train_by_recipe(run, train, test, folder)
+        predicted = train_by_recipe(run, train, test, folder, FLAGS[run.method])
+    elif run.method == AFTER_SETFIT:
+        predicted = train_after_setfit(run, train, test, arguments.runs)
     elif run.method in (SETFIT, SETFIT_ON_ADAPTERS):
         predicted = train_setfit(run, train, test, folder)
     else:
@@ -170,24 +189,34 @@ def append(run: Run, score: Score) -> None:
 
 def draw_figure(path: Path) -> None:
     """Draw the accuracy of each method by the number of examples: a panel for each data set, the
-    mean of the draws as a line, and each draw as a point.
+    mean of the draws as a dash or a line, and each draw as a point.
     """
     scores = pd.read_csv(TABLE)
     figure, panels = plt.subplots(
-        1, len(TASKS), figsize=(7, 2.6), sharey=True, layout="constrained"
+        1, len(TASKS), figsize=(7, 2.9), sharey=True, layout="constrained"
     )
     for panel, task in zip(panels, TASKS, strict=True):
         of_task = scores[scores.task == task]
         for number, (method, of_method) in enumerate(of_task.groupby("method", sort=False)):
             color, means = f"C{number}", of_method.groupby("rows").accuracy.mean()
-            panel.plot(range(len(means)), means, color=color, label=method)
-            places = of_method.rows.map(list(means.index).index)
-            panel.scatter(places, of_method.accuracy, color=color, s=9)
+            # Beside each other, so that no point hides another.
+            shift = 0.06 * (number - len(METHODS) / 2)
+            panel.plot(
+                [ROWS.index(rows) + shift for rows in means.index],
+                means,
+                color=color,
+                label=method,
+                marker="_",
+                markersize=9,
+                linewidth=1,
+            )
+            places = of_method.rows.map(ROWS.index) + shift
+            panel.scatter(places, of_method.accuracy, color=color, s=7)
         panel.set(title=TITLES[task], xlabel="training examples")
         panel.set_xticks(range(len(ROWS)), map(str, ROWS))
     panels[0].set_ylabel("accuracy on test texts")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=160)
 
 
