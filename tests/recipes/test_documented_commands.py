@@ -119,6 +119,16 @@ def test_the_commands_of_a_paper(script, tmp_path, monkeypatch):
         check_flags(recipe, flags)
 
 
+@pytest.mark.parametrize("status", [0, 1, 130])
+def test_a_script_goes_on_after_a_failure_and_stops_when_interrupted(status, tmp_path):
+    script = ROOT / "recipes" / "studies" / "mohebbi2020.sh"
+    shell = f'python() {{ echo started; return {status}; }}; . "$1"'
+    command = ["bash", "-c", shell, "bash", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == status
+    assert ended.stdout.count("started") == (1 if status == 130 else len(commands(script)))
+
+
 def plan(flags: Sequence[str]) -> list[Search]:
     """The searches of a sweep's command line, whose recipe comes first."""
     return sweep.plan(*sweep.parse_arguments([str(ROOT / flags[0]), *flags[1:]]))
