@@ -275,6 +275,9 @@ class RecipeTrainer(ResumableTrainer):
         Several processes fill their last batches with the first rows of the split. The Trainer
         drops what they predict for these, but the mean loss of the batch would include them.
         """
+        if ignore_keys is None:
+            own = getattr(self.model.config, "keys_to_ignore_at_inference", ["past_key_values"])
+            ignore_keys = [*own, "encoder_last_hidden_state"]  # which BART's heads give as well
         size = len(inputs["input_ids"])
         state, index = self.accelerator.gradient_state, self.accelerator.process_index
         step = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)

@@ -40,6 +40,14 @@ def make_classifier() -> Pipeline:
     )
 
 
+def mean_states(states: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the states `(rows, tokens, width)` of the tokens: `(rows, width)`."""
+    if states.shape[1] != is_token.shape[1]:  # Funnel's last states are fewer than the tokens
+        return states.mean(1)
+    weights = is_token[:, :, None]
+    return (states * weights).sum(1) / weights.sum(1)
+
+
 @dataclass(frozen=True)
 class FrozenEncoder:
     """An encoder that is not trained. The state of a token is its mean over all layers."""
@@ -62,9 +70,8 @@ class FrozenEncoder:
         """Return the mean state of the tokens of each text, of shape (texts, width)."""
         numbers, means = [], []
         for rows, batch, states in self._read(tokens):
-            is_token = batch["attention_mask"][:, :, None]
             numbers.append(rows)
-            means.append((states * is_token).sum(1) / is_token.sum(1))
+            means.append(mean_states(states, batch["attention_mask"]))
         return torch.cat(means)[np.argsort(np.concatenate(numbers))].numpy()
 
     def read_words(self, tokens: Dataset) -> tuple[Numbers, States]:
@@ -96,6 +103,8 @@ class FrozenEncoder:
             rows = by_length[start : start + self.batch_size]
             batch = collate(used.select(rows).to_list())
             on_device = {name: batch[name].to(self.model.device) for name in inputs}
-            layers = self.model(**on_device, output_hidden_states=True).hidden_states
-            states = sum(layer.float() for layer in layers) / len(layers)
+            outputs = self.model(**on_device, output_hidden_states=True)
+            shape = outputs.last_hidden_state.shape  # Funnel's middle layers have fewer tokens
+            layers = [layer.float() for layer in outputs.hidden_states if layer.shape == shape]
+            states = sum(layers) / len(layers)
             yield rows, batch, states.cpu()
