@@ -41,7 +41,12 @@ class PaperArguments(ClassificationArguments):
 
 
 def main() -> None:
-    defaults = {"output_dir": "runs/paper_tasks", "keep_repeated": True, "check_labels": "no"}
+    defaults = {
+        "output_dir": "runs/paper_tasks",
+        "keep_repeated": True,
+        "check_labels": "no",
+        "contrastive_weight": 0.0,  # no paper has such a loss
+    }
     command = parse_command(
         PaperArguments,
         ClassifierArguments,

@@ -64,6 +64,7 @@ from tasks.scores import SCORES, check_finite, find_intervals
 
 
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
+_FEW = 400  # training examples, of fewer of which a second loss compares the texts
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
     SINGLE: ("accuracy", "macro_f1", "loss"),
@@ -119,21 +120,28 @@ class ClassificationArguments(LabelArguments, TextArguments):
         default=None,
         help="'balanced': give each class the same weight in the loss, however rare it is.",
     )
+    contrastive_weight: float | None = flag(
+        default=None,
+        help="Weight of a second loss, which draws texts of one class together and those of others "
+        f"apart; default: 5 with fewer than {_FEW} training examples, else 0.",
+    )
 
 
 @dataclass(kw_only=True)
 class ClassificationTask(LabeledTask):
     """A classification task. Its splits have the column `label`, unless a test split has no labels.
 
-    With `weights`, the loss counts each class that much. With `scale`, the mean and the standard
-    deviation of the scores, the model learns standardized scores. `frozen_states` are those of
-    the frozen encoder, by text: tasks on one table share them.
+    With `weights`, the loss counts each class that much. `contrastive_weight` is that of a second
+    loss, for one class per text. With `scale`, the mean and the standard deviation of the scores,
+    the model learns standardized scores. `frozen_states` are those of the frozen encoder, by text:
+    tasks on one table share them.
     """
 
     kind: Labels
     frozen_states: dict[tuple[Any, ...], NDArray[np.float32]] = field(default_factory=dict)
     weights: tuple[float, ...] | None = None
     scale: tuple[float, float] | None = None
+    contrastive_weight: float = 0.0
     trainer_class = ClassificationTrainer
 
     def __post_init__(self) -> None:
@@ -201,7 +209,12 @@ class ClassificationTask(LabeledTask):
             if is_sharded or output.out_features != 1 or output.bias is None:
                 scale = None
         is_multi = self.kind.problem_type == MULTI
-        return {"weights": self.weights, "scale": scale, "is_multi": is_multi}
+        return {
+            "weights": self.weights,
+            "scale": scale,
+            "is_multi": is_multi,
+            "contrastive_weight": self.contrastive_weight,
+        }
 
     def predicted(self, prediction: PredictionOutput) -> pd.DataFrame:
         """Return the texts of the test split, their labels if they have some, and the predictions.
@@ -323,6 +336,8 @@ def _find_kind(
     kind = find_labels(labels, column.columns, declared, arguments.problem_type)
     if kind.problem_type == REGRESSION and arguments.class_weights:
         raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
+    if kind.problem_type != SINGLE and arguments.contrastive_weight:
+        raise RecipeError("--contrastive_weight is for one class per text. Leave it out.")
     return kind
 
 
@@ -380,6 +395,11 @@ def _prepare_loss(task: ClassificationTask, arguments: ClassificationArguments) 
     if task.problem_type == REGRESSION:
         targets = np.asarray(encoded, dtype=float)
         task.scale = (float(targets.mean()), float(targets.std()) or 1.0)
+    if task.problem_type == SINGLE:
+        task.contrastive_weight = arguments.contrastive_weight or 0.0
+        if arguments.contrastive_weight is None and len(encoded) < _FEW:
+            task.contrastive_weight = 5.0
+            log("few examples: a second loss compares their texts (--contrastive_weight 0: none)")
     if arguments.class_weights:
         task.weights = balanced_weights(task.kind, encoded)
         listed = []

@@ -1,4 +1,6 @@
-"""How a classifier trains: weighted classes, standardized targets, and thresholds at the end."""
+"""How a classifier trains: weighted classes, a contrastive loss, standardized targets, and thresholds
+at the end.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,19 +11,25 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.metrics import precision_recall_curve
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 
 from data.labels import SHOWN
+from houlsby_peft.method.modules import base_model_of
 from run.edge import log
 from run.model import note
 from run.trainer import RecipeTrainer
+from tasks.frozen_encoder import mean_states
 
 
 _FEWEST = 5  # examples with and without a class, from which its threshold is chosen
 
 
 class ClassificationTrainer(RecipeTrainer):
-    """A trainer whose loss may weight classes, or standardize the targets of a regression.
+    """A trainer whose loss may weight classes, compare the texts of a batch, or standardize the
+    targets of a regression.
+
+    With `contrastive_weight`, the training loss has a second part, which the evaluations lack: see
+    `contrastive_loss`.
 
     With `scale`, the targets' mean and standard deviation, the model learns standardized targets,
     whatever their unit. Its head gives values in the unit, also when it is saved.
@@ -35,6 +43,7 @@ class ClassificationTrainer(RecipeTrainer):
         weights: Sequence[float] | None = None,
         scale: tuple[float, float] | None = None,
         is_multi: bool = False,
+        contrastive_weight: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -42,6 +51,9 @@ class ClassificationTrainer(RecipeTrainer):
         self.weights: torch.Tensor | None = None
         if weights is not None:
             self.weights = torch.tensor(weights, device=self.args.device)
+        self._contrastive_weight = contrastive_weight
+        if contrastive_weight:
+            base_model_of(self.model).base_model.register_forward_hook(self._keep_states)
         self.scale = scale
         if scale is not None:
             mean, deviation = scale
@@ -57,7 +69,9 @@ class ClassificationTrainer(RecipeTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return the loss of standardized targets or weighted classes, or the model's own."""
+        """Return the loss of standardized targets or weighted classes, or the model's own; in
+        training, with the contrastive loss.
+        """
         if self.weights is None:
             loss_and_outputs: Any = super().compute_loss(model, inputs, return_outputs=True)
             loss, outputs = loss_and_outputs
@@ -69,9 +83,16 @@ class ClassificationTrainer(RecipeTrainer):
             outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
             smoothing = self.args.label_smoothing_factor
             loss = weighted_loss(outputs.logits.float(), labels, self.weights, smoothing)
+        if self._contrastive_weight and model.training:
+            means = mean_states(self._states.float(), inputs["attention_mask"])
+            loss = loss + self._contrastive_weight * contrastive_loss(means, inputs["labels"])
         if return_outputs:
             return loss, outputs
         return loss
+
+    def _keep_states(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        """Keep the encoder's last states of a batch, `(rows, tokens, width)`."""
+        self._states: torch.Tensor = outputs[0]
 
     def save_trained(self) -> None:
         """Save the weights of the kept epoch and, for several classes per text, thresholds."""
@@ -128,6 +149,28 @@ def weighted_loss(
         return binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
     total = cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
     return total / len(labels)
+
+
+def contrastive_loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return how far the cosines of the states of two texts are from 1, if both have the same
+    class, and else from 0: the mean squared difference over all pairs of a batch.
+
+    It is the loss of SetFit (Tunstall et al. 2022, arXiv 2209.11055), of all pairs in place of
+    drawn ones. Equal pairs count as much as unequal ones, however many they are.
+
+    Args:
+        states: `(rows, width)`.
+        labels: The class numbers, `(rows,)`.
+    """
+    directions = normalize(states, dim=-1)
+    is_same = labels[:, None] == labels
+    differences = (directions @ directions.T - is_same.float()) ** 2
+    is_of_two = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    # Sums of a fixed shape, as a CUDA graph needs them.
+    means = []
+    for is_kind in (is_same & is_of_two, ~is_same):
+        means.append((differences * is_kind).sum() / is_kind.sum().clamp(min=1))
+    return torch.stack(means).mean()
 
 
 def choose_thresholds(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +16,21 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from sklearn import metrics
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similarity, cross_entropy
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     DistilBertConfig,
     DistilBertModel,
+    FunnelConfig,
+    FunnelModel,
 )
 
 import houlsby_peft
 import paper_tasks
 import text_classification
 from answers import near
+from architecture_cases import CASES
 from data.labels import MULTI
 from decoders import save_gpt2
 from demo import minimal_pairs
@@ -45,7 +49,7 @@ from tasks.classification import (
     ClassificationArguments,
     classification_scores,
 )
-from tasks.classification_trainer import weighted_loss
+from tasks.classification_trainer import contrastive_loss, weighted_loss
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]
@@ -55,6 +59,17 @@ TEXTS = {"Billing": "the king pays", "Login": "the painter was", "Größe": 'the
 def classify(encoder, data, output, **flags):
     run(text_classification, data=data, model_name=encoder, output_dir=output, max_steps=2, **flags)
     return results_of(output)
+
+
+def mean_states(encoder: Path, adapter: Path, texts: Iterable[str]) -> torch.Tensor:
+    """The mean of the last states of each text, in plain PyTorch."""
+    model = AutoModelForSequenceClassification.from_pretrained(encoder)
+    model = PeftModel.from_pretrained(model, adapter).eval()
+    batch = AutoTokenizer.from_pretrained(adapter)([*texts], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch, output_hidden_states=True).hidden_states[-1]
+    is_token = batch["attention_mask"].bool()
+    return torch.stack([row[tokens].mean(0) for row, tokens in zip(states, is_token, strict=True)])
 
 
 def evaluate(folder: Path, **flags: object) -> dict:
@@ -132,6 +147,28 @@ class TestKindsOfLabels:
         with pytest.raises(RecipeError, match="--label_smoothing_factor"):
             classify(encoder, data, tmp_path / "run", label_smoothing_factor=0.1, **separator)
 
+    @pytest.mark.parametrize("name", ["bart", "opt:post", "funnel"])
+    def test_encoders_whose_outputs_differ(self, name, encoder, tmp_path):
+        """BART gives the states of its encoder as well, OPT's embeddings have a width of their own,
+        and Funnel's middle layers fewer tokens.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
+        if name == "funnel":
+            sizes = {"block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24}
+            model = FunnelModel(FunnelConfig(vocab_size=len(tokenizer), **sizes))
+        else:
+            model = CASES[name].model(vocab_size=len(tokenizer), pad_token_id=0)
+        for saved in (model, tokenizer):
+            saved.save_pretrained(tmp_path / "base")
+        labels = [0, 1, 1] * 20
+        data = write(tmp_path / "a.csv", text=SENTENCES, label=labels)
+        results = classify(tmp_path / "base", data, tmp_path / "run", validation_file=data,
+                           keep_repeated=True, max_length=16, base_dtype="float32")  # fmt: skip
+        logits = logits_of(tmp_path / "base", tmp_path / "run" / "adapter", 2, SENTENCES)
+        accuracy = np.mean(logits.argmax(-1) == labels)
+        assert results["best_scores"]["accuracy"] == pytest.approx(accuracy)
+        assert results["baseline"]["scores"]["accuracy"] > 0
+
     def test_a_run_is_scored_anew_on_its_own_validation_texts(self, encoder, tmp_path):
         """Without those that are training texts as well, as in the run."""
         classes = ["a", "b"] * 20
@@ -158,6 +195,41 @@ class TestKindsOfLabels:
             labels = torch.tensor([0, 2, 1, 0])
             expected = (cross_entropy(logits, labels, reduction="none") * weights[labels]).mean()
         assert torch.allclose(weighted_loss(logits, labels, weights), expected)
+
+    def test_the_contrastive_loss(self):
+        """By its definition: the squared differences of cosines, a mean for each kind of pair."""
+        states = torch.randn(5, 7, generator=torch.manual_seed(0))
+        labels = torch.tensor([0, 2, 0, 2, 2])
+        errors = {True: [], False: []}
+        for one in range(5):
+            for two in range(one):
+                is_same = bool(labels[one] == labels[two])
+                cosine = cosine_similarity(states[one], states[two], dim=0)
+                errors[is_same].append((cosine - float(is_same)) ** 2)
+        equal, unequal = (torch.stack(errors[kind]).mean() for kind in (True, False))
+        assert torch.allclose(contrastive_loss(states, labels), (equal + unequal) / 2)
+        assert torch.allclose(contrastive_loss(states[:1], labels[:1]), torch.tensor(0.0))
+
+    def test_few_texts_of_one_class_are_drawn_together(self, encoder, tmp_path, capsys):
+        """By default, in the states of the saved adapter, as plain PyTorch computes them."""
+        labels = ["a", "b"] * 30
+        data = write(tmp_path / "a.csv", text=SENTENCES, label=labels)
+        fewer = {"max_steps": 40, "learning_rate": 1e-2}
+        for name, flags in (("default", {}), ("without", {"contrastive_weight": 0})):
+            run(text_classification, data=data, model_name=encoder, output_dir=tmp_path / name,
+                **fewer, **flags)  # fmt: skip
+        assert capsys.readouterr().out.count("--contrastive_weight 0") == 1
+        classes = torch.tensor([0, 1] * 30)
+        distances = {}
+        for name in ("default", "without"):
+            states = mean_states(encoder, tmp_path / name / "adapter", SENTENCES)
+            distances[name] = contrastive_loss(states, classes)
+        assert distances["default"] < 0.8 * distances["without"], distances
+
+    def test_scores_are_not_compared(self, encoder, tmp_path):
+        data = write(tmp_path / "a.csv", text=SENTENCES, label=np.linspace(0.5, 3, 60))
+        with pytest.raises(RecipeError, match="one class per text"):
+            classify(encoder, data, tmp_path / "run", contrastive_weight=1)
 
 
 class TestScores:
