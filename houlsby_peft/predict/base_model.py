@@ -81,6 +81,8 @@ def load_whole(auto_class: Any, name: str, **options: Any) -> tuple[PreTrainedMo
                 "read. Give a base model in safetensors files. A file that you trust can be "
                 "converted with safetensors.torch.save_file, or with its model's save_pretrained."
             ) from error
+    if model.config.model_type == "deberta":  # whose biases transformers leaves in float32
+        model.to(model.dtype)
     lacking = set(report["missing_keys"])
     for key, *_ in report["mismatched_keys"]:
         lacking.add(key)

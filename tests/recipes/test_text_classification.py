@@ -147,10 +147,10 @@ class TestKindsOfLabels:
         with pytest.raises(RecipeError, match="--label_smoothing_factor"):
             classify(encoder, data, tmp_path / "run", label_smoothing_factor=0.1, **separator)
 
-    @pytest.mark.parametrize("name", ["bart", "opt:post", "funnel"])
-    def test_encoders_whose_outputs_differ(self, name, encoder, tmp_path):
+    @pytest.mark.parametrize("name", ["bart", "opt:post", "funnel", "deberta"])
+    def test_encoders_that_differ(self, name, encoder, tmp_path):
         """BART gives the states of its encoder as well, OPT's embeddings have a width of their own,
-        and Funnel's middle layers fewer tokens.
+        Funnel's middle layers have fewer tokens, and a part of DeBERTa is read in float32.
         """
         tokenizer = AutoTokenizer.from_pretrained(encoder)
         if name == "funnel":
@@ -163,10 +163,10 @@ class TestKindsOfLabels:
         labels = [0, 1, 1] * 20
         data = write(tmp_path / "a.csv", text=SENTENCES, label=labels)
         results = classify(tmp_path / "base", data, tmp_path / "run", validation_file=data,
-                           keep_repeated=True, max_length=16, base_dtype="float32")  # fmt: skip
+                           keep_repeated=True, max_length=16, base_dtype="bfloat16")  # fmt: skip
         logits = logits_of(tmp_path / "base", tmp_path / "run" / "adapter", 2, SENTENCES)
         accuracy = np.mean(logits.argmax(-1) == labels)
-        assert results["best_scores"]["accuracy"] == pytest.approx(accuracy)
+        assert results["best_scores"]["accuracy"] == pytest.approx(accuracy, abs=0.05)
         assert results["baseline"]["scores"]["accuracy"] > 0
 
     def test_a_run_is_scored_anew_on_its_own_validation_texts(self, encoder, tmp_path):
