@@ -47,12 +47,12 @@ ROWS = (100, 500)
 RATE_OF_ADAPTERS = 1e-3
 ADAPTERS = ["--base_dtype", "bfloat16", "--learning_rate", str(RATE_OF_ADAPTERS)]
 FULL = "--method full --base_dtype float32 --bf16 true --learning_rate 1e-4".split()
-PLAIN = ["--contrastive_weight", "0"]
+WITHOUT_PAIRS = ["--contrastive_weight", "0"]  # the default with 500
 FLAGS = {
     "adapters": ADAPTERS,
     "full fine-tuning": FULL,
-    "adapters, plain loss": ADAPTERS + PLAIN,
-    "full fine-tuning, plain loss": FULL + PLAIN,
+    "adapters, one loss": ADAPTERS + WITHOUT_PAIRS,
+    "full fine-tuning, one loss": FULL + WITHOUT_PAIRS,
 }
 SETFIT, SETFIT_ON_ADAPTERS = "SetFit", "SetFit, adapters"
 METHODS = ("logistic regression", *FLAGS, SETFIT, SETFIT_ON_ADAPTERS)
@@ -177,6 +177,7 @@ def draw_figure(path: Path) -> None:
     mean of the draws as a dash or a line, and each draw as a point.
     """
     scores = pd.read_csv(TABLE)
+    scores = scores[scores.rows.isin(ROWS)]
     figure, panels = plt.subplots(
         1, len(TASKS), figsize=(7, 2.9), sharey=True, layout="constrained"
     )
@@ -210,7 +211,7 @@ def main() -> None:
     parser.add_argument("--data_dir", type=Path, default=Path("additional"))
     parser.add_argument("--runs", type=Path, default=Path("runs/small_data"))
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--rows", nargs="+", type=int, default=ROWS, choices=ROWS)
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--figure", type=Path, help="draw what is measured into this file")
     arguments = parser.parse_args()
     if arguments.figure is not None:
@@ -220,7 +221,8 @@ def main() -> None:
     finished = read_finished()
     for cell in itertools.product(range(3), arguments.rows, TASKS, arguments.methods):
         run = Run(*cell)
-        if run not in finished:
+        is_default = run.rows == 500 and run.method.endswith("one loss")
+        if run not in finished and not is_default:
             score = measure(run, arguments)
             print(*run, f"{score.accuracy:.3f}", f"{score.seconds:.0f} s", flush=True)
             append(run, score)

@@ -399,7 +399,7 @@ def _prepare_loss(task: ClassificationTask, arguments: ClassificationArguments) 
         task.contrastive_weight = arguments.contrastive_weight or 0.0
         if arguments.contrastive_weight is None and len(encoded) < _FEW:
             task.contrastive_weight = 5.0
-            log("few examples: a second loss compares their texts (--contrastive_weight 0: none)")
+            log("few examples: the training loss also compares texts (--contrastive_weight 0: not)")
     if arguments.class_weights:
         task.weights = balanced_weights(task.kind, encoded)
         listed = []
