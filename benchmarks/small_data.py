@@ -46,7 +46,7 @@ ROWS = (100, 500)
 # those of benchmarks/scores.py.
 RATE_OF_ADAPTERS = 1e-3
 ADAPTERS = ["--base_dtype", "bfloat16", "--learning_rate", str(RATE_OF_ADAPTERS)]
-FULL = "--method full --base_dtype float32 --bf16 true --learning_rate 1e-4".split()
+FULL = ["--method", "full", "--base_dtype", "float32", "--bf16", "true", "--learning_rate", "1e-4"]
 WITHOUT_PAIRS = ["--contrastive_weight", "0"]  # the default with 500
 FLAGS = {
     "adapters": ADAPTERS,

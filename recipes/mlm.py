@@ -43,7 +43,7 @@ from houlsby_peft.saved.downloads import find_packaged
 from run.arguments import TextArguments
 from run.command import Command, parse_command
 from run.edge import RecipeError, end_with_one_line, log
-from run.model import apply_method, config_of, keep_pooler, load_model
+from run.model import apply_method, base_model, config_of, keep_pooler, load_model
 from run.run_task import run_task
 from run.saved import Saved
 from run.trainer import RecipeTrainer
@@ -252,13 +252,6 @@ def has_head(name: str) -> bool:
         if kind.endswith(("ForMaskedLM", "ForPreTraining")) and kind not in without_head:
             return True
     return False
-
-
-def base_model(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
-    """Return the model without what PEFT has put around it."""
-    if isinstance(model, PeftModel):
-        return cast(PreTrainedModel, model.get_base_model())
-    return model
 
 
 def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:

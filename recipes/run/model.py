@@ -116,6 +116,13 @@ def load_encoder(auto_class: Any, name: str, **options: Any) -> tuple[PreTrained
     return model, lacking
 
 
+def base_model(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
+    """Return the model without what PEFT has put around it."""
+    if isinstance(model, PeftModel):
+        return cast(PreTrainedModel, model.get_base_model())
+    return model
+
+
 def find_pooler(model: PreTrainedModel) -> str:
     if getattr(model.base_model, POOLER, None) is None:
         raise RecipeError(

@@ -1,5 +1,5 @@
-"""How a classifier trains: weighted classes, a contrastive loss, standardized targets, and thresholds
-at the end.
+"""How a classifier trains: weighted classes, a contrastive loss, standardized targets, and
+thresholds at the end.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 
 from data.labels import SHOWN
-from houlsby_peft.method.modules import base_model_of
 from run.edge import log
-from run.model import note
+from run.model import base_model, note
 from run.trainer import RecipeTrainer
 from tasks.frozen_encoder import mean_states
 
@@ -53,7 +52,7 @@ class ClassificationTrainer(RecipeTrainer):
             self.weights = torch.tensor(weights, device=self.args.device)
         self._contrastive_weight = contrastive_weight
         if contrastive_weight:
-            base_model_of(self.model).base_model.register_forward_hook(self._keep_states)
+            base_model(self.model).base_model.register_forward_hook(self._keep_states)
         self.scale = scale
         if scale is not None:
             mean, deviation = scale
