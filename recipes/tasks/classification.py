@@ -64,7 +64,8 @@ from tasks.scores import SCORES, check_finite, find_intervals
 
 
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
-_FEW = 400  # training examples, of fewer of which a second loss compares the texts
+# Of fewer training examples, a second loss with this weight compares the texts.
+_FEW, _WEIGHT_OF_FEW = 400, 5.0
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
     SINGLE: ("accuracy", "macro_f1", "loss"),
@@ -123,7 +124,7 @@ class ClassificationArguments(LabelArguments, TextArguments):
     contrastive_weight: float | None = flag(
         default=None,
         help="Weight of a second loss, which draws texts of one class together and those of others "
-        f"apart; default: 5 with fewer than {_FEW} training examples, else 0.",
+        f"apart; default: {_WEIGHT_OF_FEW:g} with fewer than {_FEW} training examples, else 0.",
     )
 
 
@@ -398,7 +399,7 @@ def _prepare_loss(task: ClassificationTask, arguments: ClassificationArguments) 
     if task.problem_type == SINGLE:
         task.contrastive_weight = arguments.contrastive_weight or 0.0
         if arguments.contrastive_weight is None and len(encoded) < _FEW:
-            task.contrastive_weight = 5.0
+            task.contrastive_weight = _WEIGHT_OF_FEW
             log("few examples: the training loss also compares texts (--contrastive_weight 0: not)")
     if arguments.class_weights:
         task.weights = balanced_weights(task.kind, encoded)
